@@ -1,0 +1,42 @@
+"""Optimisers for JAX pytrees that know which leaves are the same array.
+
+state        = oj.setup(rule, model)
+state, model = oj.update(state, model, grads)
+"""
+
+from optimjax import (
+    arrays,
+    flat,
+    hyper,
+    rule,
+    rules,
+    show,
+    step,
+    ties,
+    training,
+    transforms,
+)
+
+# Joined before the star imports: one of them brings a decorator called `rule`.
+__all__ = []
+__all__ += arrays.__all__
+__all__ += flat.__all__
+__all__ += hyper.__all__
+__all__ += rule.__all__
+__all__ += rules.__all__
+__all__ += show.__all__
+__all__ += step.__all__
+__all__ += ties.__all__
+__all__ += training.__all__
+__all__ += transforms.__all__
+
+from optimjax.arrays import *
+from optimjax.flat import *
+from optimjax.hyper import *
+from optimjax.rule import *
+from optimjax.rules import *
+from optimjax.show import *
+from optimjax.step import *
+from optimjax.ties import *
+from optimjax.training import *
+from optimjax.transforms import *

@@ -1,0 +1,143 @@
+"""What rules and state ask of arrays: their dtypes, their zeros, their buffers."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.experimental.shard_alike import shard_alike
+from jax.extend.core.primitives import convert_element_type_p
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.typing import ArrayLike, DTypeLike
+
+__all__ = ["abs_sq", "zeros_like"]
+
+
+def is_array(x: Any) -> bool:
+    return isinstance(x, (jax.Array, np.ndarray))
+
+
+def is_inexact(x: Any) -> bool:
+    """Whether `x` is an array that can be trained: floating or complex."""
+    return is_array(x) and jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def is_traced(x: Any) -> bool:
+    return isinstance(x, jax.core.Tracer)
+
+
+def real_dtype() -> np.dtype:
+    """The dtype of hyperparameters: float32, or float64 where JAX's x64 mode is on."""
+    return jax.dtypes.canonicalize_dtype(np.float64)
+
+
+def compute_dtype(dtype: DTypeLike) -> np.dtype:
+    """The dtype in which a parameter's arithmetic is done: at least 32 bits a number.
+
+    >>> compute_dtype(jnp.bfloat16), compute_dtype(jnp.complex64)
+    (dtype('float32'), dtype('complex64'))
+    """
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def real_part_dtype(dtype: DTypeLike) -> np.dtype:
+    return jnp.finfo(dtype).dtype
+
+
+def cast(x: Any, dtype: DTypeLike) -> Array:
+    """`x` in `dtype`, strongly typed; a complex number that must be real is an error."""
+    if jnp.iscomplexobj(x) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        raise TypeError(
+            f"a complex array cannot be kept as {np.dtype(dtype).name}: take its real "
+            "part, or abs_sq for a squared magnitude."
+        )
+    return lax.convert_element_type(x, dtype)
+
+
+def cast_like(x: Array, like: Any) -> Array:
+    """`x` with the dtype of `like`, and weakly typed if `like` is."""
+    x = cast(x, like.dtype)
+    if getattr(like, "weak_type", False) or getattr(
+        getattr(like, "aval", None), "weak_type", False
+    ):
+        return convert_element_type_p.bind(
+            x, new_dtype=x.dtype, weak_type=True, sharding=None
+        )
+    return x
+
+
+def widen(x: ArrayLike) -> Array:
+    """`x` in its compute dtype; the same object if it has it already."""
+    x = jnp.asarray(x)
+    wide = compute_dtype(x.dtype)
+    return x if x.dtype == wide else lax.convert_element_type(x, wide)
+
+
+def zeros_like(x: ArrayLike, *, real: bool = False, dtype: Any = None) -> Array:
+    """An accumulator for `x`: zeros of its shape and sharding, of at least 32 bits.
+
+    Args:
+        x: the parameter, any shape.
+        real: the accumulator holds magnitudes, so it is real where `x` is complex.
+        dtype: the accumulator's dtype, in place of the one that follows from `x`.
+
+    >>> zeros_like(jnp.ones(2, jnp.bfloat16))
+    Array([0., 0.], dtype=float32)
+    >>> zeros_like(jnp.ones(2, jnp.complex64), real=True)
+    Array([0., 0.], dtype=float32)
+    """
+    x = jnp.asarray(x)
+    dtype = compute_dtype(x.dtype) if dtype is None else np.dtype(dtype)
+    zeros = jnp.zeros_like(x, dtype=real_part_dtype(dtype) if real else dtype)
+    # Zeros depend on no input, so inside a jit XLA would place them whole on one
+    # device, however the parameter is sharded.
+    return shard_alike(x, zeros)[1] if is_traced(x) else zeros
+
+
+def abs_sq(x: ArrayLike) -> Array:
+    """|x|^2, elementwise and real, without the square root that `abs` would take.
+
+    >>> abs_sq(jnp.array([3 - 4j]))
+    Array([25.], dtype=float32)
+    """
+    x = jnp.asarray(x)
+    if jnp.iscomplexobj(x):
+        return lax.square(x.real) + lax.square(x.imag)
+    return lax.square(x)
+
+
+def buffer(x: Any) -> int | None:
+    """Where a concrete array's first shard lies in memory; None if nowhere known."""
+    if not isinstance(x, jax.Array) or is_traced(x) or x.size == 0 or x.is_deleted():
+        return None
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended):
+        return None
+    try:
+        return (
+            x.unsafe_buffer_pointer()
+            if len(x.sharding.device_set) == 1
+            else x.addressable_data(0).unsafe_buffer_pointer()
+        )
+    except Exception:  # a backend that shows no pointers: identity of objects is left
+        return None
+
+
+def placement(arrays: Any) -> Sharding | None:
+    """The sharding of a scalar that lives where `arrays` live; None if anywhere."""
+    for x in arrays:
+        if isinstance(x, jax.Array) and not is_traced(x) and x.committed:
+            if isinstance(x.sharding, NamedSharding):
+                return NamedSharding(x.sharding.mesh, PartitionSpec())
+            if len(x.sharding.device_set) == 1:
+                return x.sharding
+    return None
+
+
+def placed(x: Any, sharding: Sharding | None) -> Array:
+    """`x` as a new array of its own, at `sharding` unless it has a place already."""
+    if is_traced(x):
+        return jnp.asarray(x)
+    if sharding is None or (isinstance(x, jax.Array) and x.committed):
+        return jnp.array(x, copy=True)
+    return jax.device_put(jnp.array(x, copy=True), sharding)

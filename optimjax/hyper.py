@@ -1,0 +1,273 @@
+"""What a hyperparameter may be: a number, an array, a schedule, or different by path."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.tree_util import GetAttrKey, Partial
+
+from optimjax.arrays import is_traced, real_dtype
+from optimjax.paths import Path, complain, matches, nearest, selector
+
+__all__ = ["Hyper", "by_path"]
+
+# The field of a rule that is annotated with one of these is read by `@rule`. `Any`,
+# because what goes in (a number, a schedule, a dict by path) is not what comes out: in
+# `apply_leaf` it is a real scalar.
+HYPER = "hyperparameter: data, traced"
+WHERE = "selection of slots: structure, static"
+Hyper: TypeAlias = Annotated[Any, HYPER]
+
+# Name -> (lowest, highest, is the highest excluded). A rule whose own range differs
+# says so in its `ranges`.
+RANGES: dict[str, tuple[float, float, bool]] = {
+    "learning_rate": (0.0, math.inf, False),
+    "b1": (0.0, 1.0, True),
+    "b2": (0.0, 1.0, True),
+    "b3": (0.0, 1.0, True),
+    "eps": (0.0, math.inf, False),
+    "eps_root": (0.0, math.inf, False),
+    "weight_decay": (0.0, math.inf, False),
+    "momentum": (0.0, 1.0, True),
+    "dampening": (0.0, 1.0, False),
+    "decay": (0.0, 1.0, True),
+    "max_norm": (0.0, math.inf, False),
+}
+REMEDY = {"learning_rate": "Steps are subtracted: leave the sign out."}
+
+
+class PerPath:
+    """Which option each slot takes; static, so that it is part of a program's shape.
+
+    Written by a user as `{glob: option}` (the first glob that matches decides) or as a
+    function of (path, leaf). `bind` turns either into a table of exact names.
+    """
+
+    def __init__(self, source: Mapping[Path, Any] | Callable[[Path, Any], Any]):
+        self.source = source
+        self._key = tuple(source.items()) if isinstance(source, Mapping) else source
+        self._hash = hash(self._key)
+
+    def __call__(self, path: Path, leaf: Any, owner: str) -> Any:
+        if not isinstance(self.source, Mapping):
+            return self.source(path, leaf)
+        if path in self.source:
+            return self.source[path]
+        for glob, option in self.source.items():
+            if matches(path, glob):
+                return option
+        raise ValueError(
+            complain(owner, {path: "no pattern matches it, expected one"})
+            + f" Add it to {list(self.source)}, or '*' for all the others."
+        )
+
+    def bind(
+        self, places: Mapping[Path, Mapping[Path, Any]], owner: str
+    ) -> dict[Path, Any]:
+        """{slot: option}, decided over all the places of each slot.
+
+        Raises: ValueError where two places of one array take different options, or
+        where a pattern matches no place (`*` may).
+        """
+        table = {}
+        for slot, leaves in places.items():
+            chosen = {path: self(path, leaf, owner) for path, leaf in leaves.items()}
+            first = chosen[slot]
+            for path, option in chosen.items():
+                if not same(option, first):
+                    raise ValueError(
+                        f"{owner}: {path!r} is {slot!r}, one array, but takes {option!r} "
+                        f"there and {first!r} here. Give both places the same, or make "
+                        "one a copy."
+                    )
+            table[slot] = first
+        if isinstance(self.source, Mapping):
+            paths = [path for leaves in places.values() for path in leaves]
+            for glob in self.source:
+                if glob != "*" and not any(matches(path, glob) for path in paths):
+                    raise ValueError(
+                        f"{owner}: pattern {glob!r} matches no trainable leaf."
+                        + nearest(glob, paths)
+                    )
+        return table
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, PerPath) and self._key == other._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return repr(self.source)
+
+
+class ByPath:
+    """A hyperparameter that differs by path: the values are data, the choice static.
+
+    Build it by giving a rule `{glob: value}` or `by_path(function)`; the first glob that
+    matches decides, and each value may be anything that a hyperparameter may be.
+    """
+
+    def __init__(self, values: Iterable[Any], pick: PerPath):
+        self.values = tuple(values)
+        self.pick = pick
+
+    def at(self, path: Path, leaf: Any, owner: str) -> Any:
+        chosen = self.pick(path, leaf, owner)
+        if isinstance(self.pick.source, Mapping):
+            return self.values[chosen]
+        return canonical(chosen, owner)
+
+    def bind(self, places: Mapping[Path, Mapping[Path, Any]], owner: str) -> "ByPath":
+        table = self.pick.bind(places, owner)
+        if isinstance(self.pick.source, Mapping):
+            return ByPath(self.values, PerPath(table))
+        options: list[Any] = []
+        index = {}
+        for slot, option in table.items():
+            known = [i for i, other in enumerate(options) if same(option, other)]
+            if not known:
+                options.append(option)
+            index[slot] = known[0] if known else len(options) - 1
+        return ByPath([canonical(o, owner) for o in options], PerPath(index))
+
+    def map(self, function: Callable[[Any], Any]) -> "ByPath":
+        return ByPath([function(value) for value in self.values], self.pick)
+
+    def __repr__(self) -> str:
+        if not isinstance(self.pick.source, Mapping):
+            return f"by_path({self.pick!r})"
+        return repr({glob: self.values[i] for glob, i in self.pick.source.items()})
+
+
+jax.tree_util.register_pytree_with_keys(
+    ByPath,
+    lambda h: (((GetAttrKey("values"), h.values),), h.pick),
+    lambda pick, children: _unflatten_by_path(pick, children),
+)
+
+
+def _unflatten_by_path(pick: PerPath, children: Any) -> ByPath:
+    made = object.__new__(ByPath)  # children may be anything: JAX puts sentinels in
+    made.values, made.pick = children[0], pick
+    return made
+
+
+def by_path(function: Callable[[Path, Any], Any]) -> ByPath:
+    """A hyperparameter given by a function of (path, leaf), evaluated once by `setup`.
+
+    >>> from optimjax import Adam
+    >>> rule = Adam(learning_rate=by_path(lambda path, x: 1e-3 / max(x.ndim, 1)))
+    """
+    return ByPath((), PerPath(function))
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equality that does not ask a traced value for its truth."""
+    if a is b:
+        return True
+    if is_traced(a) or is_traced(b) or callable(a) or callable(b):
+        return False
+    return bool(np.array_equal(np.asarray(a, object), np.asarray(b, object)))
+
+
+def is_schedule(hyper: Any) -> bool:
+    return callable(hyper) and not isinstance(hyper, (jax.Array, np.ndarray, ByPath))
+
+
+def canonical(hyper: Any, owner: str) -> Any:
+    """A hyperparameter in its one form, so that its type makes no difference later.
+
+    Concrete scalars become Python floats; traced values and larger arrays take the
+    dtype of hyperparameters; plain functions become static schedules; a mapping by path
+    becomes a `ByPath`.
+    """
+    if hyper is None or isinstance(hyper, ByPath):
+        return hyper.map(lambda h: canonical(h, owner)) if hyper is not None else None
+    if isinstance(hyper, Mapping):
+        values = [canonical(value, owner) for value in hyper.values()]
+        return ByPath(values, PerPath({glob: i for i, glob in enumerate(hyper)}))
+    if is_schedule(hyper):
+        static = jax.tree_util.all_leaves([hyper])  # a pytree's numbers are data
+        return Partial(hyper) if static else hyper
+    numeric = isinstance(hyper, (int, float, np.generic, np.ndarray, jax.Array))
+    if numeric and not isinstance(hyper, (bool, np.bool_)):
+        dtype = jnp.result_type(hyper)
+        if jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer):
+            if is_traced(hyper):
+                return lax.convert_element_type(hyper, real_dtype())
+            if np.ndim(hyper) == 0:
+                return float(hyper)
+            return jnp.asarray(hyper, real_dtype())
+    raise TypeError(
+        f"{owner} is {hyper!r}, expected a number, a real array, a schedule (a function "
+        "of the count of updates) or a dict {glob: any of these}."
+    )
+
+
+def check_range(rule: str, name: str, value: Any, bounds: Any) -> None:
+    """ValueError if a concrete number is out of its range; tracers are not checked."""
+    if isinstance(value, ByPath):
+        for each in value.values:
+            check_range(rule, name, each, bounds)
+        return
+    if bounds is None or value is None or is_traced(value) or is_schedule(value):
+        return
+    low, high, open_end = bounds
+    for number in np.ravel(value):
+        if not (low <= number and (number < high if open_end else number <= high)):
+            expected = (
+                f">= {low:g}"
+                if high == math.inf
+                else f"in [{low:g}, {high:g}{')' if open_end else ']'}"
+            )
+            remedy = f" {REMEDY[name]}" if name in REMEDY and number < low else ""
+            raise ValueError(
+                f"{rule}: {name} is {number:g}, expected {expected}.{remedy}"
+            )
+
+
+def evaluate(hyper: Any, count: Array | int) -> Any:
+    """The hyperparameter with every schedule evaluated at the 0-based `count`."""
+    if isinstance(hyper, ByPath):
+        return hyper.map(lambda h: evaluate(h, count))
+    if is_schedule(hyper):
+        return lax.convert_element_type(hyper(count), real_dtype())
+    return hyper
+
+
+def spelled(hyper: Any) -> str:
+    """A hyperparameter as a person would write it: `0.001`, not `0.0010000000475`."""
+    if isinstance(hyper, ByPath) and isinstance(hyper.pick.source, Mapping):
+        pairs = hyper.pick.source.items()
+        return (
+            "{"
+            + ", ".join(f"{g!r}: {spelled(hyper.values[i])}" for g, i in pairs)
+            + "}"
+        )
+    if isinstance(hyper, Partial) and not hyper.args and not hyper.keywords:
+        return getattr(hyper.func, "__name__", repr(hyper.func))
+    if is_traced(hyper):
+        return "traced"
+    if isinstance(hyper, (float, np.ndarray, jax.Array)) and np.ndim(hyper) == 0:
+        if isinstance(hyper, jax.Array) and hyper.is_deleted():
+            return "deleted"
+        return f"{float(hyper):.7g}"
+    if isinstance(hyper, (np.ndarray, jax.Array)):
+        return f"{hyper.dtype.name}{list(hyper.shape)}"
+    return repr(hyper)
+
+
+def where_field(where: Any, owner: str) -> PerPath | None:
+    """The `where` of a rule as a static choice of True or False for each slot."""
+    if where is None or isinstance(where, PerPath):
+        return where
+    chosen = selector(where, owner)
+    if callable(where):
+        return PerPath(chosen)
+    table = dict.fromkeys((where,) if isinstance(where, str) else where, True)
+    return PerPath({**table, "*": table.get("*", False)})

@@ -1,0 +1,190 @@
+"""A state as a person reads it: a tree, a table, its hyperparameters."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optimjax.arrays import is_traced
+from optimjax.hyper import ByPath, evaluate
+from optimjax.paths import Path, Slots
+from optimjax.rule import Count, LeafState, Rule, walk
+from optimjax.ties import through
+from optimjax.training import State
+
+__all__ = ["hyperparams", "summary"]
+
+SHORT = {"float": "f", "bfloat": "bf", "complex": "c", "uint": "u", "int": "i"}
+MOST_LINES = 60
+
+
+def spec(x: Any) -> str:
+    """An array as `f32[3,4]`."""
+    name = jnp.result_type(x).name
+    word = name.rstrip("0123456789")
+    return (
+        f"{SHORT.get(word, word)}{name[len(word) :]}[{','.join(map(str, np.shape(x)))}]"
+    )
+
+
+def sized(count: float) -> str:
+    """A number of bytes as `1.5 MB` (powers of 1,000)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def nbytes(tree: Any) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _acting(state: State) -> dict[Path, list[tuple[Rule, Any]]]:
+    """For each slot the innermost rules that act on it, each with its state."""
+    names = list(state.ties.names)
+    acting: dict[Path, list[tuple[Rule, Any]]] = {name: [] for name in names}
+    for rule, inner, slots in walk(state.rule, state.inner, names):
+        if not rule.parts(inner, slots):
+            for path in slots:
+                acting[path].append((rule, inner))
+    return acting
+
+
+def _kept(inner: Any, path: Path) -> Any:
+    return inner.slots[path] if isinstance(inner, LeafState) else None
+
+
+def hyperparams(state: State) -> Slots:
+    """{path: {name: value}}: the hyperparameters of each slot, schedules evaluated.
+
+    Values are those of the step that was taken last, or of the first if none was. Where
+    two rules have a hyperparameter of one name, it is written `Adam.learning_rate`.
+
+    >>> import optimjax as oj
+    >>> rule = oj.SGD(learning_rate=lambda count: 0.5 / (count + 1))
+    >>> model = {"w": jnp.ones(2)}
+    >>> state = oj.setup(rule, model)
+    >>> for _ in range(2):
+    ...     state, model = oj.update(state, model, {"w": jnp.ones(2)})
+    >>> hyperparams(state)["w"]["learning_rate"]
+    Array(0.25, dtype=float32)
+    """
+    names = list(state.ties.names)
+    found: dict[Path, list[tuple[str, str, Any]]] = {name: [] for name in names}
+    for rule, inner, slots in walk(state.rule, state.inner, names):
+        last = jnp.maximum(inner.count - 1, 0) if isinstance(inner, Count) else 0
+        for name, hyper in rule.hypers().items():
+            value = evaluate(hyper, last)
+            for path in slots:
+                here = value
+                if isinstance(value, ByPath):
+                    here = value.at(path, None, type(rule).__name__)
+                found[path].append((type(rule).__name__, name, here))
+    result = Slots()
+    for path, entries in found.items():
+        names = [name for _, name, _ in entries]
+        result[path] = {
+            name if names.count(name) == 1 else f"{rule}.{name}": value
+            for rule, name, value in entries
+        }
+    return result
+
+
+def summary(state: State) -> str:
+    """A table for `print`: slot, shape, dtype, rule, bytes of state, ties, frozen.
+
+    >>> import optimjax as oj
+    >>> w = jnp.ones((2, 3))
+    >>> state = oj.setup(oj.Adam(), {"encoder": w, "decoder": w, "bias": jnp.ones(3)})
+    >>> print(summary(oj.freeze(state, "bias")))
+    slot     shape   dtype    rule  state  notes
+    bias     (3,)    float32  Adam   24 B  frozen
+    decoder  (2, 3)  float32  Adam   48 B  = encoder
+    2 slots for 3 places, 9 numbers trained, state 80 B
+    """
+    acting = _acting(state)
+    rows = [("slot", "shape", "dtype", "rule", "state", "notes")]
+    for slot in state.ties.slots:
+        rules = acting[slot.name]
+        kept = [_kept(inner, slot.name) for _, inner in rules]
+        notes = [f"= {_tied(place, slot.name)}" for place in slot.places[1:]]
+        if slot.name in state.frozen:
+            notes.append("frozen")
+        rows.append(
+            (
+                slot.name or "(the model)",
+                str(slot.shape),
+                slot.dtype,
+                ", ".join(type(rule).__name__ for rule, _ in rules),
+                sized(nbytes(kept)),
+                ", ".join(notes),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if i == 4 else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    places = sum(len(slot.places) for slot in state.ties.slots)
+    numbers = sum(math.prod(slot.shape) for slot in state.ties.slots)
+    lines.append(
+        f"{len(state.ties.slots)} slots for {places} places, {numbers:,} numbers trained, "
+        f"state {sized(nbytes(state.inner))}"
+    )
+    return "\n".join(lines)
+
+
+def _tied(place: Any, name: Path) -> str:
+    """Another place of slot `name`, and how its array comes from the slot's."""
+    if place.transform is None:
+        return place.path
+    return f"{place.path} by {through(place.transform, name)}"
+
+
+def tree(state: State) -> str:
+    """The state as an indented tree, shaped like the model."""
+    acting = _acting(state)
+    counts = [i.count for r in acting.values() for _, i in r if isinstance(i, Count)]
+    lines = [f"State of {state.rule!r}", f"after {_number(counts)} updates"]
+    above: list[str] = []
+    for slot in state.ties.slots:
+        *branch, name = slot.name.split("/")
+        shared = 0
+        while shared < min(len(branch), len(above)) and branch[shared] == above[shared]:
+            shared += 1
+        lines += [f"{'  ' * i}{part}" for i, part in enumerate(branch)][shared:]
+        above = branch
+        parts = [f"{slot.dtype}{list(slot.shape)}"]
+        for rule, inner in acting[slot.name]:
+            kept = _kept(inner, slot.name)
+            keyed, _ = jax.tree_util.tree_flatten_with_path(kept)
+            held = [
+                f"{jax.tree_util.keystr(keys, simple=True, separator='/')} {spec(x)}"
+                for keys, x in keyed
+            ]
+            own = getattr(inner, "own", {}).get(slot.name)
+            if own is not None:
+                held.append(f"{_number([own])} steps of its own")
+            parts.append(" ".join([type(rule).__name__, ", ".join(held)]).strip())
+        parts += [f"= {_tied(place, slot.name)}" for place in slot.places[1:]]
+        if slot.name in state.frozen:
+            parts.append("frozen")
+        lines.append(
+            f"{'  ' * len(branch)}{name or '(the model)'}: {' | '.join(parts)}"
+        )
+    if len(lines) > MOST_LINES:
+        left = len(lines) - MOST_LINES
+        lines[MOST_LINES:] = [f"... {left} more lines; summary(state) has them all"]
+    return "\n".join(lines)
+
+
+def _number(counts: list[Any]) -> str:
+    if not counts or is_traced(counts[0]) or np.ndim(counts[0]) != 0:
+        return "an unknown number of"
+    return str(int(counts[0]))

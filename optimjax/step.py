@@ -1,0 +1,312 @@
+"""The compiled training step: gradients, rule and update in one dispatch."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from optimjax.arrays import is_array, is_traced
+from optimjax.paths import Path, Slots, complain
+from optimjax.ties import Layout
+from optimjax.training import State, descend
+
+__all__ = ["Step", "make_step"]
+
+Model = TypeVar("Model")
+
+
+def make_step(
+    loss: Callable[..., Any], *, has_aux: bool = False, donate: bool = False
+) -> "Step":
+    """A training step, compiled once: `state, model, value = step(state, model, *batch)`.
+
+    Takes the model apart by the ties in `state`, so each array crosses the `jit` once;
+    differentiates with respect to the slots, where the sum over tied places is what
+    `grad` does anyway; applies the rule; and puts the model together again, with one
+    object in all tied places. Complex gradients are conjugated, so that the step goes
+    downhill.
+
+    Arrays that are not trained, and the batch, are arguments of the compiled function.
+    Leaves that are not arrays (functions, strings, Python numbers) are constants of it:
+    another value compiles again.
+
+    Args:
+        loss: function of `(model, *batch)` that returns a real scalar, or
+            `(scalar, aux)` with `has_aux`.
+        has_aux: the third result is `(value, aux)`, as with `jax.value_and_grad`.
+        donate: reuse the memory of `state` and of the trained arrays of `model` for the
+            new ones. Whoever holds the old ones cannot read them afterwards.
+    Returns: a `Step`; `step.scan(state, model, *batches)` takes many steps at once.
+
+    >>> import optimjax as oj
+    >>> def loss(model, x):
+    ...     return jnp.sum(model["act"](model["w"]) * x)
+    >>> model = {"w": jnp.array([1.0, -1.0]), "act": jax.nn.relu}
+    >>> state = oj.setup(oj.SGD(0.5), model)
+    >>> step = oj.make_step(loss)
+    >>> state, model, value = step(state, model, jnp.array([2.0, 2.0]))
+    >>> model["w"], value
+    (Array([ 0., -1.], dtype=float32), Array(2., dtype=float32))
+    """
+    return Step(loss, has_aux, donate)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step(Generic[Model]):
+    """What `make_step` makes."""
+
+    loss: Callable[..., Any]
+    has_aux: bool = False
+    donate: bool = False
+
+    def __call__(
+        self, state: State, model: Model, *batch: Any
+    ) -> tuple[Any, Model, Any]:
+        """One step.
+
+        Args:
+            state: from `setup`, or from the step before.
+            model: the model, with the structure that `setup` saw.
+            *batch: what `loss` takes besides, any pytrees.
+        Returns: the new state, the new model, and the loss before the step.
+        Raises: ValueError if `model` is not the one of `setup`, or was donated.
+        """
+        return self._run(self._one, state, model, batch)
+
+    def scan(
+        self, state: State, model: Model, *batches: Any, length: int | None = None
+    ) -> tuple[Any, Model, Any]:
+        """A step for each batch, in one dispatch.
+
+        Args:
+            *batches: as for one step, with a leading axis: (steps, ...).
+            length: the number of steps, where there are no batches.
+        Returns: the new state, the new model, and the losses, (steps,).
+        """
+        if not jax.tree.leaves(batches) and length is None:
+            raise TypeError("scan: no batches, expected some, or length=.")
+        return self._run(self._many, state, model, batches, length=length)
+
+    def _run(
+        self, compiled: Any, state: State, model: Any, batch: Any, **static: Any
+    ) -> Any:
+        ties = state.ties.confirmed("step", model)
+        if ties is not state.ties:
+            state = dataclasses.replace(state, ties=ties)
+        layout = ties.layout("step", model)
+        leaves = jax.tree.leaves(model)
+        frame = _framed(layout, leaves, state.frozen)
+        arrays = layout.gather(leaves)
+        params = tuple(_fresh(arrays[i], self.donate) for i in frame.trained)
+        others = tuple(arrays[i] for i in frame.frozen)
+        rest = tuple(leaves[i] for i in frame.arrays)
+        try:
+            state, params, out = compiled(
+                state, params, others, rest, batch, frame=frame, **static
+            )
+        except (RuntimeError, ValueError) as error:
+            _explain_deleted(layout, leaves, state, error)
+            raise
+        return state, frame.rebuild(params, leaves), out
+
+    @cached_property
+    def _one(self) -> Any:
+        return jax.jit(
+            self._step, static_argnames="frame", donate_argnums=self._donated
+        )
+
+    @cached_property
+    def _many(self) -> Any:
+        def steps(
+            state: State,
+            params: Any,
+            others: Any,
+            rest: Any,
+            batches: Any,
+            *,
+            frame: "Frame",
+            length: int | None,
+        ) -> Any:
+            def body(carry: Any, batch: Any) -> Any:
+                state, params, out = self._step(
+                    *carry, others, rest, batch, frame=frame
+                )
+                return (state, params), out
+
+            (state, params), outs = jax.lax.scan(body, (state, params), batches, length)
+            return state, params, outs
+
+        return jax.jit(
+            steps, static_argnames=("frame", "length"), donate_argnums=self._donated
+        )
+
+    @property
+    def _donated(self) -> tuple[int, ...]:
+        return (0, 1) if self.donate else ()
+
+    def _step(
+        self,
+        state: State,
+        params: tuple[Array, ...],
+        others: tuple[Array, ...],
+        rest: tuple[Any, ...],
+        batch: tuple[Any, ...],
+        *,
+        frame: "Frame",
+    ) -> tuple[State, tuple[Array, ...], Any]:
+        def objective(params: tuple[Array, ...]) -> Any:
+            model = frame.build(params, others, rest)
+            out = self.loss(model, *batch)
+            return out if self.has_aux else (out, None)
+
+        (value, aux), grads = jax.value_and_grad(objective, has_aux=True)(params)
+        names = frame.names
+        trained = Slots(
+            (names[i], x) for i, x in zip(frame.trained, params, strict=True)
+        )
+        frozen = Slots((names[i], x) for i, x in zip(frame.frozen, others, strict=True))
+        slots = Slots((n, trained[n] if n in trained else frozen[n]) for n in names)
+        summed = Slots.fromkeys(names)
+        for i, g in zip(frame.trained, grads, strict=True):
+            summed[names[i]] = g.conj() if jnp.iscomplexobj(g) else g
+
+        def value_fn(slots: dict[Path, Array]) -> Array:
+            return objective(tuple(slots[names[i]] for i in frame.trained))[0]
+
+        state, slots = descend(state, slots, summed, value=value, value_fn=value_fn)
+        new = tuple(slots[names[i]] for i in frame.trained)
+        return state, new, (value, aux) if self.has_aux else value
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Frame:
+    """All of a model that is static in a step: its layout, and leaves that are no arrays.
+
+    Attributes:
+        layout: where the slots are.
+        trained, frozen: which slots, by their number.
+        arrays: positions of the other arrays.
+        constants: the leaves that are no arrays, by position.
+    """
+
+    layout: Layout
+    trained: tuple[int, ...]
+    frozen: tuple[int, ...]
+    arrays: tuple[int, ...]
+    constants: tuple[tuple[int, Any], ...]
+
+    @property
+    def names(self) -> tuple[Path, ...]:
+        return self.layout.ties.names
+
+    @cached_property
+    def _key(self) -> tuple[Any, ...]:
+        # 1, 1.0 and True are equal, but a loss may tell them apart.
+        constants = tuple((i, type(x), _hashable(x)) for i, x in self.constants)
+        return (
+            self.layout.ties,
+            self.layout.structure,
+            self.trained,
+            self.arrays,
+            constants,
+        )
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Frame) and self._key == other._key)
+
+    def build(self, params: Any, others: Any, rest: Any) -> Any:
+        """The model, inside the compiled function."""
+        leaves: list[Any] = [None] * len(self.layout.paths)
+        for i, x in zip(self.arrays, rest, strict=True):
+            leaves[i] = x
+        for i, x in self.constants:
+            leaves[i] = x
+        names = self.names
+        slots = {names[i]: x for i, x in zip(self.trained, params, strict=True)}
+        slots.update((names[i], x) for i, x in zip(self.frozen, others, strict=True))
+        return self.layout.scatter(slots, leaves)
+
+    def rebuild(self, params: Any, leaves: list[Any]) -> Any:
+        """The model, outside: everything that was not trained is the object it was."""
+        names = self.names
+        slots = {names[i]: x for i, x in zip(self.trained, params, strict=True)}
+        return self.layout.scatter(slots, leaves)
+
+
+class _ById:
+    """An unhashable constant, compared by identity (and kept alive by the key)."""
+
+    def __init__(self, x: Any):
+        self.x = x
+
+    def __hash__(self) -> int:
+        return id(self.x)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and self.x is other.x
+
+
+def _hashable(x: Any) -> Any:
+    try:
+        hash(x)
+    except TypeError:
+        return _ById(x)
+    return x
+
+
+def _framed(layout: Layout, leaves: list[Any], frozen: tuple[Path, ...]) -> Frame:
+    """The frame of this model: the one of the last call, if nothing in it changed."""
+    last = layout.frames.get(frozen)
+    if last is not None:
+        same = all(leaves[i] is x for i, x in last.constants)
+        if same and all(is_array(leaves[i]) for i in last.arrays):
+            return last
+    numbers = range(len(layout.positions))
+    names = layout.ties.names
+    frame = Frame(
+        layout,
+        tuple(i for i in numbers if names[i] not in frozen),
+        tuple(i for i in numbers if names[i] in frozen),
+        tuple(i for i in layout.rest if is_array(leaves[i])),
+        tuple((i, leaves[i]) for i in layout.rest if not is_array(leaves[i])),
+    )
+    layout.frames[frozen] = frame
+    return frame
+
+
+def _fresh(x: Any, donate: bool) -> Any:
+    """A NumPy array's memory is the user's: JAX may share it, so donate a copy."""
+    return jnp.array(x, copy=True) if donate and isinstance(x, np.ndarray) else x
+
+
+def _explain_deleted(
+    layout: Layout, leaves: list[Any], state: State, error: Exception
+) -> None:
+    def deleted(x: Any) -> bool:
+        return isinstance(x, jax.Array) and not is_traced(x) and x.is_deleted()
+
+    problems = {
+        path: "its array was donated to an earlier step"
+        for path, leaf in zip(layout.paths, leaves, strict=True)
+        if deleted(leaf)
+    }
+    if any(map(deleted, jax.tree.leaves(state))):
+        problems["state"] = "it was donated to an earlier step"
+    if problems:
+        raise ValueError(
+            complain("step", problems)
+            + " Use the state and the model that the step returned, or "
+            "make_step(..., donate=False)."
+        ) from error

@@ -1,0 +1,451 @@
+"""The state that the user holds: set up, updated, adjusted, frozen, thawed, aligned."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from optimjax.arrays import (
+    buffer,
+    cast_like,
+    is_array,
+    is_traced,
+    placed,
+    placement,
+    real_dtype,
+    widen,
+)
+from optimjax.hyper import (
+    RANGES,
+    ByPath,
+    Hyper,
+    PerPath,
+    canonical,
+    check_range,
+    is_schedule,
+)
+from optimjax.paths import Path, Slots, Where, complain, nearest, selector, with_paths
+from optimjax.rule import LeafState, PyTree, Rule, every_rule, is_rule, walk
+from optimjax.ties import Layout, Slot, Ties, TiesArg, find_ties
+
+__all__ = ["State", "adjust", "align", "freeze", "setup", "thaw", "update"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False)
+class State:
+    """A rule in the middle of a run: a pytree that the user holds and passes on.
+
+    Attributes:
+        rule: the rule; its hyperparameters are arrays, so that a change of value
+            compiles nothing.
+        inner: what the rule keeps, as its own `init` made it.
+        ties: which leaves of the model are one array. Static.
+        frozen: names of the slots that take no step, sorted. Static.
+    """
+
+    rule: Rule
+    inner: PyTree
+    ties: Ties = dataclasses.field(metadata={"static": True})
+    frozen: tuple[Path, ...] = dataclasses.field(default=(), metadata={"static": True})
+
+    @property
+    def slots(self) -> Slots:
+        """{path: what the rule keeps for that slot}; a tuple where several rules do."""
+        kept: dict[Path, list[PyTree]] = {name: [] for name in self.ties.names}
+        for _, state, _ in walk(self.rule, self.inner, list(self.ties.names)):
+            if isinstance(state, LeafState):
+                for path, leaf in state.slots.items():
+                    if jax.tree.leaves(leaf):
+                        kept[path].append(leaf)
+        return Slots(
+            {p: each[0] if len(each) == 1 else tuple(each) for p, each in kept.items()}
+        )
+
+    def __repr__(self) -> str:
+        from optimjax.show import tree  # it shows states, so it imports this module
+
+        return tree(self)
+
+
+def setup(
+    rule: Rule, model: PyTree, *, ties: TiesArg = "identity", trainable: Where = None
+) -> State:
+    """The state with which `rule` starts to train `model`.
+
+    Leaves that are one array get one slot, named by the path of the first. Arrays of a
+    floating or complex dtype are trained; all other leaves are carried through.
+
+    Args:
+        rule: what is to be done with the gradients.
+        model: any pytree with at least one trainable leaf.
+        ties: "identity": leaves are one array if they are one object or share their
+            device buffers. None: every leaf apart. `{place: source}` or
+            `{place: (source, transform)}`, paths: ties that identity cannot show,
+            beside those that it can; the source's array is what is trained, and
+            `transform` (any JAX function of it) gives the place's.
+        trainable: what to train: a glob on paths, several, or a function of
+            (path, leaf) that says True; None for every floating or complex array.
+    Raises:
+        ValueError: nothing to train; a path in `ties` that does not exist, or shapes
+            that cannot be tied; an array trained in one place and not in another; two
+            places of one array given different hyperparameters.
+        TypeError: `rule` is no rule; a leaf holds arrays but is no pytree.
+
+    >>> import optimjax as oj
+    >>> w = jnp.ones((2, 3))
+    >>> state = oj.setup(oj.Adam(1e-3), {"encoder": w, "decoder": w, "name": "tied"})
+    >>> list(state.slots), str(state.ties)
+    (['decoder'], 'encoder is decoder')
+    """
+    if not is_rule(rule):
+        raise TypeError(
+            f"setup: rule is a {type(rule).__name__}, expected an optimjax rule such as "
+            "Adam(1e-3). The order is setup(rule, model)."
+        )
+    found = find_ties(model, ties, trainable, "setup")
+    layout = found.layout("setup", model)
+    leaves = jax.tree.leaves(model)
+    params = _params(layout, leaves)
+    rule = rule.bind(
+        {
+            slot.name: {place.path: params[slot.name] for place in slot.places}
+            for slot in found.slots
+        }
+    )
+    place = placement(params.values())
+    rule = jax.tree.map(lambda h: placed(_scalar(rule, h), place), rule)
+    inner = _own_buffers(rule.init(params), [*params.values(), *jax.tree.leaves(rule)])
+    inner = jax.tree.map(
+        lambda x: placed(x, place) if place is not None and not is_traced(x) else x,
+        inner,
+    )
+    return State(rule, inner, found)
+
+
+def _scalar(rule: Rule, hyper: Any) -> Array:
+    """A hyperparameter as the array that crosses every `jit` from now on."""
+    if np.ndim(hyper) != 0:
+        raise ValueError(
+            f"setup: a hyperparameter of {rule!r} has shape {np.shape(hyper)}, expected "
+            "a scalar. To sweep one, use jax.vmap from setup on; to give paths "
+            "different values, use a dict {glob: value}."
+        )
+    return jnp.asarray(hyper, real_dtype())
+
+
+def _params(layout: Layout, leaves: list[Any]) -> Slots:
+    arrays = map(jnp.asarray, layout.gather(leaves))
+    return Slots(zip(layout.ties.names, arrays, strict=True))
+
+
+def _own_buffers(state: PyTree, others: Iterable[Any]) -> PyTree:
+    """`state` with a copy of each array that something else shares, so that all of it
+    can be donated."""
+    seen = {id(x) for x in others} | {buffer(x) for x in others}
+
+    def own(x: Any) -> Any:
+        if not isinstance(x, jax.Array):
+            return jnp.asarray(x)
+        if id(x) in seen or (buffer(x) is not None and buffer(x) in seen):
+            x = jnp.array(x, copy=True)
+        seen.update((id(x), buffer(x)))
+        kept.append(x)  # alive until the end: an id or an address is used once only
+        return x
+
+    kept: list[Any] = []
+    return jax.tree.map(own, state)
+
+
+def update(
+    state: State, model: PyTree, grads: PyTree, **context: Any
+) -> tuple[State, PyTree]:
+    """One step: the gradients of each slot summed over its places, one step taken.
+
+    Pure: nothing is mutated or donated, and a mistake is found before anything is
+    computed. Works eagerly and under `jit`, `vmap`, `grad`, `scan`, `shard_map`.
+
+    Args:
+        state: from `setup` or the last `update`.
+        model: the model, with the paths that `setup` saw.
+        grads: a tree like it. None, for a leaf or a branch, means no step there: the
+            parameter and all that is kept for it stay bit for bit as they are. A
+            complex gradient is a direction to go against, which is the CONJUGATE of
+            what `jax.grad` gives (`make_step` conjugates by itself).
+        **context: what some rules need besides, such as `value=` (the loss) or
+            `value_fn=` (a function of the model).
+    Returns: the new state, of the same structure, shapes and dtypes; and the new model,
+        in which tied places hold one object.
+    Raises:
+        ValueError: `model` is not the one of `setup`, or `grads` does not fit it.
+        TypeError: a gradient for a Python number; a needed `context` is missing.
+
+    >>> import optimjax as oj
+    >>> model = {"w": jnp.array([1.0, 2.0]), "act": jnp.tanh}
+    >>> state = oj.setup(oj.SGD(0.1), model)
+    >>> state, model = oj.update(state, model, {"w": jnp.array([10.0, 0.0]), "act": None})
+    >>> model["w"]
+    Array([0., 2.], dtype=float32)
+    """
+    state = dataclasses.replace(state, ties=state.ties.confirmed("update", model))
+    layout = state.ties.layout("update", model)
+    leaves = jax.tree.leaves(model)
+    _check_shapes(state.ties, layout, leaves)
+    grads = layout.accumulate(leaves, grads)
+    if "value_fn" in context:
+        of_model = context["value_fn"]
+        context["value_fn"] = lambda params: of_model(layout.scatter(params, leaves))
+    params = _params(layout, leaves)
+    state, params = descend(state, params, grads, **context)
+    return state, layout.scatter(params, leaves)
+
+
+def descend(
+    state: State, params: Slots, grads: Slots, **context: Any
+) -> tuple[State, Slots]:
+    """`update` over slots: `{path: array}` and `{path: summed gradient or None}`."""
+    missing = {
+        name: type(rule).__name__
+        for rule in every_rule(state.rule)
+        for name in rule.needs
+        if name not in context
+    }
+    for name, rule in missing.items():
+        raise TypeError(
+            f"update: {rule} needs {name}, which was not given. Call "
+            f"update(state, model, grads, {name}=...), or use make_step."
+        )
+    frozen = set(state.frozen)
+    grads = Slots({p: None if p in frozen else g for p, g in grads.items()})
+    # Steps stay in the compute dtype until they are subtracted: one rounding, not two.
+    wide = Slots({path: widen(x) for path, x in params.items()})
+    inner, steps = state.rule.apply(state.inner, wide, grads, **context)
+    new = Slots(params)
+    for path, step in steps.items():
+        if step is not None:
+            new[path] = cast_like(wide[path] - step, params[path])
+    return dataclasses.replace(state, inner=inner), new
+
+
+def _check_shapes(ties: Ties, layout: Layout, leaves: list[Any]) -> None:
+    """Concrete arrays only: inside `vmap` or `shard_map` a leaf has another shape."""
+    problems = {}
+    for slot, places in zip(ties.slots, layout.positions, strict=True):
+        x = leaves[places[0][0]]
+        if not is_array(x):
+            problems[slot.name] = f"a {type(x).__name__}, expected an array"
+        elif not is_traced(x) and x.shape != slot.shape:
+            problems[slot.name] = f"shape {x.shape}, expected {slot.shape}"
+    if problems:
+        raise ValueError(
+            complain("update", problems)
+            + " The state was set up for another model: call setup again."
+        )
+
+
+def align(state: State, grads: PyTree) -> State:
+    """`state`, with room for the slots that `grads` (with its Nones) will skip.
+
+    A slot that is skipped for the first time gets a step count of its own, which is the
+    only time that `update` changes the structure of a state. A `lax.scan` cannot have
+    that: align before it.
+
+    Args:
+        grads: a tree like the model; only where it is None matters.
+
+    >>> import optimjax as oj
+    >>> model = {"a": jnp.ones(2), "b": jnp.ones(2)}
+    >>> state = oj.setup(oj.Adam(), model)
+    >>> grads = {"a": jnp.ones(2), "b": None}
+    >>> aligned = oj.align(state, grads)
+    >>> after, _ = oj.update(aligned, model, grads)
+    >>> jax.tree.structure(after) == jax.tree.structure(aligned)
+    True
+    """
+    given = set(with_paths(grads))
+    skipped = [
+        slot.name
+        for slot in state.ties.slots
+        if given.isdisjoint(place.path for place in slot.places)
+    ]
+    return _skipping(state, skipped)
+
+
+def _skipping(state: State, paths: Iterable[Path]) -> State:
+    paths = list(paths)
+
+    def one(inner: PyTree) -> PyTree:
+        return inner.skipping(paths) if isinstance(inner, LeafState) else inner
+
+    inner = jax.tree.map(one, state.inner, is_leaf=lambda x: isinstance(x, LeafState))
+    return dataclasses.replace(state, inner=inner)
+
+
+def freeze(state: State, where: Where) -> State:
+    """`state`, in which the slots at `where` take no step; what is kept stays kept.
+
+    The array is frozen in all its places, if `where` names one of them. The parameter,
+    its moments and its step count stay bit for bit as they are, it does not weigh in a
+    global norm, and `make_step` computes no gradient for it.
+
+    Args:
+        where: a glob on paths, several, or a function of (path, slot).
+    Raises: ValueError if `where` matches nothing.
+
+    >>> import optimjax as oj
+    >>> state = oj.setup(oj.SGD(0.1), {"body": jnp.ones(2), "head": jnp.ones(2)})
+    >>> oj.freeze(state, "body").frozen
+    ('body',)
+    """
+    found = select(state, where, "freeze")
+    frozen = tuple(sorted({*state.frozen, *found}))
+    return dataclasses.replace(_skipping(state, found), frozen=frozen)
+
+
+def thaw(state: State, where: Where = None) -> State:
+    """`state`, in which the slots at `where` (None: all) are trained again.
+
+    Their moments and step counts go on from where they stopped.
+
+    Raises: ValueError if `where` matches nothing.
+
+    >>> import optimjax as oj
+    >>> state = oj.setup(oj.SGD(0.1), {"body": jnp.ones(2), "head": jnp.ones(2)})
+    >>> oj.thaw(oj.freeze(state, "body")).frozen
+    ()
+    """
+    found = select(state, where, "thaw")
+    frozen = tuple(path for path in state.frozen if path not in found)
+    return dataclasses.replace(state, frozen=frozen)
+
+
+def select(state: State, where: Where, function: str) -> list[Path]:
+    """The slots of which `where` names a place.
+
+    A function is called with (path, slot); a slot has a name, a shape and a dtype.
+    """
+    wanted = selector(where, function)
+
+    def takes(slot: Slot) -> bool:
+        return any(wanted(place.path, slot) for place in slot.places)
+
+    found = [slot.name for slot in state.ties.slots if takes(slot)]
+    if not found:
+        paths = [place.path for slot in state.ties.slots for place in slot.places]
+        hint = nearest(where, paths) if isinstance(where, str) else nearest("", paths)
+        raise ValueError(f"{function}: where={where!r} matches no slot.{hint}")
+    return found
+
+
+def adjust(state: State, where: Where = None, **changes: Hyper) -> State:
+    """`state` with other hyperparameters; nothing else is touched or compiled again.
+
+    Where rules are nested, every rule that has a hyperparameter of that name and acts
+    on a slot at `where` takes the value. A first change for some slots only makes the
+    hyperparameter one that differs by path, which compiles once more.
+
+    Args:
+        where: a glob on paths, several, or a function of (path, slot); None for all.
+        **changes: the new values by name: a number, an array, a schedule, a dict
+            {glob: value}.
+    Raises:
+        TypeError: no rule has a hyperparameter of that name.
+        ValueError: a value out of its range; `where` matches nothing.
+
+    >>> import optimjax as oj
+    >>> state = oj.setup(oj.Adam(1e-3), {"body": jnp.ones(2), "head": jnp.ones(2)})
+    >>> state = oj.adjust(state, where="head", learning_rate=0.01)
+    >>> state.rule
+    Adam(learning_rate={'body': 0.001, 'head': 0.01}, b1=0.9, ...)
+    """
+    chosen = set(select(state, where, "adjust"))
+    used: set[str] = set()
+
+    def change(rule: Rule, inner: PyTree, slots: list[Path]) -> Rule:
+        mine = [path for path in slots if path in chosen]
+        parts = rule.parts(inner, slots)
+        if parts:
+            rule = rule.with_parts([change(*part) for part in parts])
+        known = rule.hypers()
+        fields = {}
+        for name, value in changes.items():
+            if name in known and mine:
+                owner = type(rule).__name__
+                value = canonical(value, f"adjust: {owner}: {name}")
+                bounds = rule.ranges.get(name, RANGES.get(name))
+                check_range(f"adjust: {owner}", name, value, bounds)
+                if isinstance(value, ByPath):
+                    value = value.bind(
+                        _slot_places(state.ties, mine), f"adjust: {name}"
+                    )
+                fields[name] = _merged(known[name], value, slots, mine)
+        used.update(fields)
+        return rule.with_fields(**fields)
+
+    rule = change(state.rule, state.inner, list(state.ties.names))
+    unknown = [name for name in changes if name not in used]
+    if unknown:
+        known = {
+            name
+            for inner, _, slots in walk(state.rule, state.inner, list(state.ties.names))
+            if chosen.intersection(slots)
+            for name in inner.hypers()
+        }
+        raise TypeError(
+            f"adjust: {where or '*'!r}: no rule there has {', '.join(map(repr, unknown))}, "
+            f"expected {' or '.join(sorted(known)) or 'nothing: it has no numbers'}. "
+            "Structure (and a hyperparameter that is None) is fixed by setup."
+        )
+    return dataclasses.replace(state, rule=rule)
+
+
+def _slot_places(ties: Ties, slots: list[Path]) -> dict[Path, dict[Path, Any]]:
+    return {
+        slot.name: {place.path: slot for place in slot.places}
+        for slot in ties.slots
+        if slot.name in slots
+    }
+
+
+def _merged(old: Any, new: Any, slots: list[Path], chosen: list[Path]) -> Any:
+    """`old` with `new` for the chosen slots: slots that agree share one value."""
+    if chosen == slots and not isinstance(old, ByPath) and not isinstance(new, ByPath):
+        return _refilled(old, new)
+
+    def group(hyper: Any, path: Path) -> int:
+        return hyper.pick.source[path] if isinstance(hyper, ByPath) else 0
+
+    def value(hyper: Any, path: Path) -> Any:
+        return hyper.values[group(hyper, path)] if isinstance(hyper, ByPath) else hyper
+
+    values: dict[Any, Any] = {}
+    index = {}
+    for path in slots:
+        # Old groups stay apart even where they now agree: the structure, and so the
+        # compiled program, is the same for the next change.
+        taken = path in chosen
+        key = (taken, group(old, path), taken and group(new, path))
+        if key not in values:
+            before = value(old, path)
+            values[key] = _refilled(before, value(new, path) if taken else before)
+        index[path] = list(values).index(key)
+    return ByPath(values.values(), PerPath(index))
+
+
+def _refilled(old: Any, new: Any) -> Any:
+    """The value `new` with the dtype, shape and placement of the array `old`."""
+    if is_schedule(new):
+        return jax.tree.map(lambda x: jnp.array(x, copy=True), new)
+    if is_schedule(old):
+        return jnp.array(new, real_dtype(), copy=True)
+    # A copy: the old state may be donated while the new one lives on.
+    array = jnp.array(
+        jnp.broadcast_to(jnp.asarray(new, old.dtype), old.shape), copy=True
+    )
+    if is_traced(old) or is_traced(array):
+        return array
+    return jax.device_put(array, old.sharding) if old.committed else array

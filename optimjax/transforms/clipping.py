@@ -1,0 +1,58 @@
+"""Keeping gradients small."""
+
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optimjax.arrays import abs_sq, cast, widen
+from optimjax.hyper import Hyper
+from optimjax.rule import Count, PyTree, Rule, increment, rule, spread, steps_like
+
+__all__ = ["ClipByGlobalNorm"]
+
+
+@rule
+class ClipByGlobalNorm(Rule):
+    """All gradients scaled by one factor, so that together they are no longer than this.
+
+        norm = sqrt(sum of |g|^2 over all slots)
+        step = g * min(1, max_norm / norm)
+
+    The norm is taken over slots: a tied array counts once, with its summed gradient; a
+    slot that is frozen or has no gradient does not count. A non-finite gradient makes
+    the steps non-finite or zero.
+
+    Args:
+        max_norm: the longest that the gradient may be, in its unit, >= 0.
+    State: `count`, updates so far, int32, ().
+    Raises: ValueError if `max_norm` is negative.
+    Source: Pascanu et al. 2013, Algorithm 1, arXiv:1211.5063.
+
+    >>> x = {"a": jnp.zeros(1), "b": jnp.zeros(1)}
+    >>> clip = ClipByGlobalNorm(1.0)
+    >>> grads = {"a": jnp.array([3.0]), "b": jnp.array([-4.0])}
+    >>> _, steps = clip.apply(clip.init(x), x, grads)
+    >>> steps["a"], steps["b"]
+    (Array([0.6], dtype=float32), Array([-0.8], dtype=float32))
+    """
+
+    max_norm: Hyper = 1.0
+
+    def init(self, params: PyTree) -> Count:
+        return Count.zero()
+
+    def apply(
+        self, state: Count, params: PyTree, grads: PyTree, **context: Any
+    ) -> tuple[Count, PyTree]:
+        grads = jax.tree.map(widen, spread(params, grads))
+        squares = [jnp.sum(abs_sq(g)) for g in jax.tree.leaves(grads)]
+        if not squares:  # no update took place, so nothing is counted
+            return state, grads
+        dtype = reduce(jnp.promote_types, [square.dtype for square in squares])
+        norm = jnp.sqrt(sum(square.astype(dtype) for square in squares))
+        limit = cast(self.at_count(state.count).max_norm, dtype)
+        scale = jnp.where(norm > limit, limit / norm, 1)
+        steps = jax.tree.map(lambda g: g * cast(scale, g.dtype), grads)
+        return Count(increment(state.count)), steps_like(params, steps)

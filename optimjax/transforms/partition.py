@@ -1,0 +1,119 @@
+"""Different rules for different parts of a model."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import jax
+
+from optimjax.hyper import PerPath
+from optimjax.paths import Path, Slots, complain, with_paths
+from optimjax.rule import Part, Places, PyTree, Rule, rule, spread
+
+__all__ = ["Partition"]
+
+
+@rule
+class Partition(Rule):
+    """Slots in groups, each group with its own rule.
+
+        steps[group] = rules[group].apply(params[group], grads[group])
+
+    Args:
+        rules: `{label: rule}`.
+        labels: which group a slot belongs to: `{glob: label}`, where the first glob that
+            matches decides, or a function of (path, leaf) that returns a label.
+    State: `{label: the state of its rule}`.
+    Raises: TypeError if `labels` is neither (a tree of labels is not taken, nor called).
+        By `setup`, ValueError for a label without a rule, a slot without a label, a glob
+        that matches nothing, and an array whose places have different labels.
+
+    >>> import jax.numpy as jnp
+    >>> from optimjax import SGD
+    >>> x = {"body": jnp.array([1.0]), "head": jnp.array([1.0])}
+    >>> groups = {"slow": SGD(0.1), "fast": SGD(0.5)}
+    >>> rule = Partition(groups, {"body": "slow", "*": "fast"})
+    >>> _, steps = rule.apply(rule.init(x), x, x)
+    >>> steps["body"], steps["head"]
+    (Array([0.1], dtype=float32), Array([0.5], dtype=float32))
+    """
+
+    rules: dict[str, Rule]
+    labels: Any
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        labels = self.labels
+        if not isinstance(labels, PerPath):
+            of_leaf = callable(labels) and jax.tree_util.all_leaves([labels])
+            if not (of_leaf or isinstance(labels, Mapping)):
+                raise TypeError(
+                    f"Partition: labels is a {type(labels).__name__}, expected a dict "
+                    "{glob: label} or a function of (path, leaf). A tree of labels is "
+                    "not taken: write it as a function."
+                )
+            object.__setattr__(self, "labels", PerPath(labels))
+
+    def label(self, path: Path, leaf: Any) -> str:
+        found = self.labels(path, leaf, "Partition")
+        if found not in self.rules:
+            raise ValueError(
+                complain("Partition", {path: f"label {found!r} has no rule"})
+                + f" The labels are {list(self.rules)}."
+            )
+        return found
+
+    def bind(self, places: Places) -> Self:
+        for slot, leaves in places.items():
+            found = {path: self.label(path, leaf) for path, leaf in leaves.items()}
+            for path, label in found.items():
+                if label != found[slot]:
+                    raise ValueError(
+                        f"Partition: {path!r} is {slot!r}, one array, but is given to "
+                        f"{self.rules[label]!r} there and to {self.rules[found[slot]]!r} "
+                        "here. Give both places one label, or make one a copy."
+                    )
+        table = self.labels.bind(places, "Partition")
+        rules = {
+            label: inner.bind({s: places[s] for s in table if table[s] == label})
+            for label, inner in self.rules.items()
+        }
+        return self.with_fields(rules=rules, labels=PerPath(table))
+
+    def _split(self, named: Mapping[Path, Any], params: Mapping[Path, Any]) -> Any:
+        groups: dict[str, Slots] = {label: Slots() for label in self.rules}
+        for path, x in named.items():
+            groups[self.label(path, params[path])][path] = x
+        return groups
+
+    def init(self, params: PyTree) -> dict[str, PyTree]:
+        named = with_paths(params)
+        groups = self._split(named, named)
+        return {label: r.init(groups[label]) for label, r in self.rules.items()}
+
+    def apply(
+        self, state: dict[str, PyTree], params: PyTree, grads: PyTree, **context: Any
+    ) -> tuple[dict[str, PyTree], PyTree]:
+        named = with_paths(params)
+        xs = self._split(named, named)
+        gs = self._split(with_paths(grads), named)
+        new, steps = {}, {}
+        for label, inner in self.rules.items():
+            new[label], made = inner.apply(
+                state[label], xs[label], spread(xs[label], gs[label]), **context
+            )
+            steps.update(made)
+        structure = jax.tree.structure(params)
+        return new, structure.unflatten([steps[path] for path in named])
+
+    def parts(self, state: PyTree, slots: list[Path]) -> list[Part]:
+        owner = {path: self.label(path, None) for path in slots}
+        return [
+            (inner, state[label], [path for path in slots if owner[path] == label])
+            for label, inner in self.rules.items()
+        ]
+
+    def with_parts(self, rules: list[Rule]) -> Self:
+        return self.with_fields(rules=dict(zip(self.rules, rules, strict=True)))
+
+    def __repr__(self) -> str:
+        return f"Partition({self.rules!r}, {self.labels!r})"
