@@ -1,4 +1,4 @@
-"""What a hyperparameter may be: a number, an array, a schedule, or different by path."""
+"""What a hyperparameter may be: a number, an array, a schedule, or one by path."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -48,7 +48,7 @@ class PerPath:
     """
 
     def __init__(self, source: Mapping[Path, Any] | Callable[[Path, Any], Any]):
-        self.source = source
+        self.source: Any = source
         self._key = tuple(source.items()) if isinstance(source, Mapping) else source
         self._hash = hash(self._key)
 
@@ -80,9 +80,9 @@ class PerPath:
             for path, option in chosen.items():
                 if not same(option, first):
                     raise ValueError(
-                        f"{owner}: {path!r} is {slot!r}, one array, but takes {option!r} "
-                        f"there and {first!r} here. Give both places the same, or make "
-                        "one a copy."
+                        f"{owner}: {path!r} is {slot!r}, one array, but takes "
+                        f"{option!r} there and {first!r} here. Give both places the "
+                        "same, or make one a copy."
                     )
             table[slot] = first
         if isinstance(self.source, Mapping):
@@ -108,8 +108,8 @@ class PerPath:
 class ByPath:
     """A hyperparameter that differs by path: the values are data, the choice static.
 
-    Build it by giving a rule `{glob: value}` or `by_path(function)`; the first glob that
-    matches decides, and each value may be anything that a hyperparameter may be.
+    Build it by giving a rule `{glob: value}` or `by_path(function)`; the first glob
+    that matches decides, and each value may be anything that a hyperparameter may.
     """
 
     def __init__(self, values: Iterable[Any], pick: PerPath):
@@ -199,13 +199,13 @@ def canonical(hyper: Any, owner: str) -> Any:
         dtype = jnp.result_type(hyper)
         if jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer):
             if is_traced(hyper):
-                return lax.convert_element_type(hyper, real_dtype())
+                return lax.convert_element_type(jnp.asarray(hyper), real_dtype())
             if np.ndim(hyper) == 0:
                 return float(hyper)
             return jnp.asarray(hyper, real_dtype())
     raise TypeError(
-        f"{owner} is {hyper!r}, expected a number, a real array, a schedule (a function "
-        "of the count of updates) or a dict {glob: any of these}."
+        f"{owner} is {hyper!r}, expected a number, a real array, a schedule (a "
+        "function of the count of updates) or a dict {glob: any of these}."
     )
 
 

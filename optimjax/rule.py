@@ -297,7 +297,7 @@ class LeafState(Count):
         new = [p for p in paths if p in self.slots and p not in self.own]
         if not new:
             return self
-        # Copies: two leaves of a state are never one buffer, or it could not be donated.
+        # Copies: a state of which two leaves are one buffer could not be donated.
         own = {path: jnp.array(self.count, copy=True) for path in new}
         return dataclasses.replace(self, own=Slots({**self.own, **own}))
 
@@ -359,6 +359,8 @@ class LeafRule(Rule):
         return LeafState(jnp.zeros((), jnp.int32), slots, Slots())
 
     def _stored(self, leaf: Any) -> Array:
+        if isinstance(leaf, jax.Array) and not leaf.weak_type and not self.state_dtype:
+            return leaf
         leaf = jnp.asarray(leaf)
         floating = jnp.issubdtype(leaf.dtype, jnp.floating)
         return cast(
@@ -444,8 +446,8 @@ def _apply_leaf(
         )
     if jax.tree.structure(new) != jax.tree.structure(state):
         raise ValueError(
-            f"{name}.apply_leaf: state has structure {jax.tree.structure(new)}, expected "
-            f"{jax.tree.structure(state)}, which init_leaf made."
+            f"{name}.apply_leaf: state has structure {jax.tree.structure(new)}, "
+            f"expected {jax.tree.structure(state)}, which init_leaf made."
         )
     for made, stored in zip(
         jax.tree.leaves((new, step)), [*jax.tree.leaves(state), x], strict=True

@@ -134,8 +134,8 @@ def summary(state: State) -> str:
     places = sum(len(slot.places) for slot in state.ties.slots)
     numbers = sum(math.prod(slot.shape) for slot in state.ties.slots)
     lines.append(
-        f"{len(state.ties.slots)} slots for {places} places, {numbers:,} numbers trained, "
-        f"state {sized(nbytes(state.inner))}"
+        f"{len(state.ties.slots)} slots for {places} places, {numbers:,} numbers "
+        f"trained, state {sized(nbytes(state.inner))}"
     )
     return "\n".join(lines)
 

@@ -23,7 +23,7 @@ Model = TypeVar("Model")
 def make_step(
     loss: Callable[..., Any], *, has_aux: bool = False, donate: bool = False
 ) -> "Step":
-    """A training step, compiled once: `state, model, value = step(state, model, *batch)`.
+    """A compiled training step: `state, model, value = step(state, model, *batch)`.
 
     Takes the model apart by the ties in `state`, so each array crosses the `jit` once;
     differentiates with respect to the slots, where the sum over tied places is what
@@ -66,7 +66,7 @@ class Step(Generic[Model]):
 
     def __call__(
         self, state: State, model: Model, *batch: Any
-    ) -> tuple[Any, Model, Any]:
+    ) -> tuple[State, Model, Any]:
         """One step.
 
         Args:
@@ -80,7 +80,7 @@ class Step(Generic[Model]):
 
     def scan(
         self, state: State, model: Model, *batches: Any, length: int | None = None
-    ) -> tuple[Any, Model, Any]:
+    ) -> tuple[State, Model, Any]:
         """A step for each batch, in one dispatch.
 
         Args:
@@ -133,8 +133,9 @@ class Step(Generic[Model]):
             length: int | None,
         ) -> Any:
             def body(carry: Any, batch: Any) -> Any:
+                state, params = carry
                 state, params, out = self._step(
-                    *carry, others, rest, batch, frame=frame
+                    state, params, others, rest, batch, frame=frame
                 )
                 return (state, params), out
 
@@ -166,12 +167,9 @@ class Step(Generic[Model]):
 
         (value, aux), grads = jax.value_and_grad(objective, has_aux=True)(params)
         names = frame.names
-        trained = Slots(
-            (names[i], x) for i, x in zip(frame.trained, params, strict=True)
-        )
-        frozen = Slots((names[i], x) for i, x in zip(frame.frozen, others, strict=True))
-        slots = Slots((n, trained[n] if n in trained else frozen[n]) for n in names)
-        summed = Slots.fromkeys(names)
+        held = frame.slots(params, others)
+        slots = Slots((name, held[name]) for name in names)
+        summed = Slots((name, None) for name in names)
         for i, g in zip(frame.trained, grads, strict=True):
             summed[names[i]] = g.conj() if jnp.iscomplexobj(g) else g
 
@@ -185,7 +183,7 @@ class Step(Generic[Model]):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Frame:
-    """All of a model that is static in a step: its layout, and leaves that are no arrays.
+    """What is static of a model in a step: its layout, and the leaves without arrays.
 
     Attributes:
         layout: where the slots are.
@@ -233,16 +231,19 @@ class Frame:
             leaves[i] = x
         for i, x in self.constants:
             leaves[i] = x
-        names = self.names
-        slots = {names[i]: x for i, x in zip(self.trained, params, strict=True)}
-        slots.update((names[i], x) for i, x in zip(self.frozen, others, strict=True))
-        return self.layout.scatter(slots, leaves)
+        return self.layout.scatter(self.slots(params, others), leaves)
 
     def rebuild(self, params: Any, leaves: list[Any]) -> Any:
         """The model, outside: everything that was not trained is the object it was."""
-        names = self.names
-        slots = {names[i]: x for i, x in zip(self.trained, params, strict=True)}
-        return self.layout.scatter(slots, leaves)
+        return self.layout.scatter(self.slots(params), leaves)
+
+    def slots(
+        self, params: tuple[Any, ...], others: tuple[Any, ...] = ()
+    ) -> dict[Path, Any]:
+        """{path: array} of the trained slots and, where they are given, the frozen."""
+        numbers = (*self.trained, *self.frozen)
+        arrays = (*params, *others)
+        return {self.names[i]: x for i, x in zip(numbers, arrays, strict=False)}
 
 
 class _ById:
@@ -273,12 +274,12 @@ def _framed(layout: Layout, leaves: list[Any], frozen: tuple[Path, ...]) -> Fram
         same = all(leaves[i] is x for i, x in last.constants)
         if same and all(is_array(leaves[i]) for i in last.arrays):
             return last
-    numbers = range(len(layout.positions))
-    names = layout.ties.names
+    still = set(frozen)
+    numbered = list(enumerate(layout.ties.names))
     frame = Frame(
         layout,
-        tuple(i for i in numbers if names[i] not in frozen),
-        tuple(i for i in numbers if names[i] in frozen),
+        tuple(i for i, name in numbered if name not in still),
+        tuple(i for i, name in numbered if name in still),
         tuple(i for i in layout.rest if is_array(leaves[i])),
         tuple((i, leaves[i]) for i in layout.rest if not is_array(leaves[i])),
     )

@@ -4,13 +4,12 @@ import dataclasses
 import types
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, Union
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import PyTreeDef
 
 from optimjax.arrays import buffer, compute_dtype, is_array, is_inexact, is_traced
 from optimjax.paths import (
@@ -27,8 +26,10 @@ from optimjax.paths import (
 __all__ = ["Place", "Slot", "Ties", "find_ties"]
 
 Transform: TypeAlias = Callable[[Array], Array]
+Structure: TypeAlias = Any  # a PyTreeDef, which JAX does not export as a type
 Declared: TypeAlias = Mapping[Path, Path | tuple[Path, Transform]]
-TiesArg: TypeAlias = "Declared | Literal['identity'] | Ties | None"
+# As `ties=` takes them; `Ties` themselves, from an earlier call, are taken as they are.
+TiesArg: TypeAlias = Union[Declared, Literal["identity"], "Ties", None]
 
 
 class Place(NamedTuple):
@@ -69,15 +70,20 @@ class Ties:
     seen: bool
 
     @cached_property
-    def _hash(self) -> int:
-        return hash((self.slots, self.others, self.seen))
+    def _key(self) -> tuple[Any, ...]:
+        return self.slots, self.others, self.seen
 
     @cached_property
-    def _layouts(self) -> dict[Any, Any]:
+    def _hash(self) -> int:
+        return hash(self._key)
+
+    @cached_property
+    def _layouts(self) -> "dict[Structure, Layout]":
         return {}  # a memo: what is computed from `self` and a tree's structure alone
 
     @cached_property
     def names(self) -> tuple[Path, ...]:
+        """The name of each slot."""
         return tuple(slot.name for slot in self.slots)
 
     def __hash__(self) -> int:
@@ -88,11 +94,7 @@ class Ties:
             return True
         if not isinstance(other, Ties) or self._hash != other._hash:
             return False
-        return (self.slots, self.others, self.seen) == (
-            other.slots,
-            other.others,
-            other.seen,
-        )
+        return self._key == other._key
 
     def __str__(self) -> str:
         lines = [
@@ -109,15 +111,13 @@ class Ties:
             self._layouts[structure] = self._find(function, model, structure)
         return self._layouts[structure]
 
-    def _find(self, function: str, model: Any, structure: PyTreeDef) -> "Layout":
+    def _find(self, function: str, model: Any, structure: Structure) -> "Layout":
         keyed, _ = jax.tree_util.tree_flatten_with_path(model)
         paths = spell([keys for keys, _ in keyed])
         index = {path: i for i, path in enumerate(paths)}
         places = {place.path for slot in self.slots for place in slot.places}
         problems = {
-            path: "no such leaf in this model" + nearest(path, paths)[:-1]
-            for path in places
-            if path not in index
+            path: "no such leaf in this model" for path in places if path not in index
         }
         known = places | set(self.others)
         for path, (_, leaf) in zip(paths, keyed, strict=True):
@@ -125,8 +125,9 @@ class Ties:
                 problems[path] = "an array that setup did not see"
         if problems:
             raise ValueError(
-                complain(function, problems, "This is not the model that setup saw: ")
-                + "give the model that the state was made for, or call setup again."
+                complain(function, problems, "This is not the model that setup saw.")
+                + nearest(next(iter(problems)), paths)
+                + " Give the model that the state was made for, or call setup again."
             )
         positions = tuple(
             tuple((index[place.path], place.transform) for place in slot.places)
@@ -157,8 +158,8 @@ class Ties:
         if problems:
             raise ValueError(
                 complain(function, problems)
-                + " setup ran inside a jit, where shared arrays cannot be seen: call it "
-                "outside, or declare them with ties={...}."
+                + " setup ran inside a jit, where shared arrays cannot be seen: call "
+                "it outside, or declare them with ties={...}."
             )
         return dataclasses.replace(self, seen=True)
 
@@ -167,11 +168,11 @@ class Layout(NamedTuple):
     """The slots of `ties` in a model of one structure, by the position of each leaf."""
 
     ties: Ties
-    structure: PyTreeDef
+    structure: Structure
     paths: tuple[Path, ...]
     positions: tuple[tuple[tuple[int, Transform | None], ...], ...]
     rest: tuple[int, ...]
-    gradients: dict[PyTreeDef, list[int | None]]
+    gradients: dict[Structure, list[int | None]]
     frames: dict[Any, Any]
 
     def gather(self, leaves: list[Any]) -> list[Array]:
@@ -209,7 +210,8 @@ class Layout(NamedTuple):
                 if g is None:
                     continue
                 if transform is not None:
-                    _, pull_back = jax.vjp(transform, jnp.asarray(leaves[places[0][0]]))
+                    source = jnp.asarray(leaves[places[0][0]])
+                    _, pull_back = jax.vjp(transform, source)
                     (g,) = pull_back(jnp.asarray(g, leaves[i].dtype))
                 if len(places) > 1:  # partial derivatives are summed wide
                     g = jnp.asarray(g)
@@ -228,14 +230,11 @@ class Layout(NamedTuple):
             if structure not in self.gradients:
                 self.gradients[structure] = self._pair(grads)
             found = [None] * len(self.paths)
-            problems = {}
             for g, i in zip(given, self.gradients[structure], strict=True):
                 if i is not None:
                     found[i] = g
                 elif g is not None:
-                    problems = self._strangers(grads)
-            if problems:
-                raise ValueError(complain("update", problems, NOT_THE_TREE))
+                    self._refuse_strangers(grads)
         trained = {i for places in self.positions for i, _ in places}
         wrong, numbers, checked = {}, {}, [None] * len(found)
         for i, g in enumerate(found):
@@ -281,13 +280,15 @@ class Layout(NamedTuple):
             raise ValueError(complain("update", problems, NOT_THE_TREE))
         return [index.get(path) for path in paths]
 
-    def _strangers(self, grads: Any) -> dict[Path, str]:
-        return {
+    def _refuse_strangers(self, grads: Any) -> None:
+        known = set(self.paths)
+        problems = {
             path: "a gradient without a leaf in the model"
-            + nearest(path, self.paths)[:-1]
             for path in with_paths(grads)
-            if path not in self.paths
+            if path not in known
         }
+        hint = nearest(next(iter(problems)), self.paths)
+        raise ValueError(complain("update", problems, NOT_THE_TREE) + hint)
 
 
 NOT_THE_TREE = "Take the gradient with respect to the model that update is given."
@@ -352,9 +353,9 @@ def find_ties(
     Args:
         model: any pytree. Its trainable leaves are its floating and complex arrays.
         ties: "identity" as above; None to keep every leaf apart; or a dict
-            `{place: source}` or `{place: (source, transform)}`, which declares ties that
-            identity cannot show, beside those that it can. `transform` is a JAX function
-            of the source's array, such as `jnp.transpose`.
+            `{place: source}` or `{place: (source, transform)}`, which declares ties
+            that identity cannot show, beside those that it can. `transform` is a JAX
+            function of the source's array, such as `jnp.transpose`.
         trainable: which of them to train: a glob, several, or a function of
             (path, leaf); None for all.
     Raises:
@@ -481,12 +482,12 @@ def _declared(
     mentioned = [p for place, (origin, _) in pairs.items() for p in (place, origin)]
     problems = {
         path: "ties= names it, but there is no such trainable leaf"
-        + nearest(path, leaves)[:-1]
         for path in mentioned
         if path not in leaves
     }
     if problems:
-        raise ValueError(complain(function, problems, "ties= takes paths of leaves."))
+        hint = nearest(next(iter(problems)), leaves)
+        raise ValueError(complain(function, problems) + hint)
 
     # Places that are one array as it is come together first; transforms hang from them.
     root = dict(source)
@@ -510,15 +511,15 @@ def _declared(
         if transform is not None
     }
     for path in leaves:
-        places = [Place(path)]
+        place = Place(path)
         first, seen = origin(path), set()
         while first in derived:
             if first in seen:
                 raise ValueError(complain(function, {path: "ties= goes in a circle"}))
             seen.add(first)
             first, transform = derived[first]
-            places = [Place(path, compose(places[0].transform, transform))]
-        slots.setdefault(first, []).extend(places)
+            place = Place(path, compose(place.transform, transform))
+        slots.setdefault(first, []).append(place)
     fitted = {}
     for path in leaves:
         if path in slots:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Sharding
 
 from optimjax.arrays import (
     buffer,
@@ -104,8 +105,8 @@ def setup(
     """
     if not is_rule(rule):
         raise TypeError(
-            f"setup: rule is a {type(rule).__name__}, expected an optimjax rule such as "
-            "Adam(1e-3). The order is setup(rule, model)."
+            f"setup: rule is a {type(rule).__name__}, expected an optimjax rule such "
+            "as Adam(1e-3). The order is setup(rule, model)."
         )
     found = find_ties(model, ties, trainable, "setup")
     layout = found.layout("setup", model)
@@ -119,21 +120,17 @@ def setup(
     )
     place = placement(params.values())
     rule = jax.tree.map(lambda h: placed(_scalar(rule, h), place), rule)
-    inner = _own_buffers(rule.init(params), [*params.values(), *jax.tree.leaves(rule)])
-    inner = jax.tree.map(
-        lambda x: placed(x, place) if place is not None and not is_traced(x) else x,
-        inner,
-    )
-    return State(rule, inner, found)
+    others = [*params.values(), *jax.tree.leaves(rule)]
+    return State(rule, _own_buffers(rule.init(params), others, place), found)
 
 
 def _scalar(rule: Rule, hyper: Any) -> Array:
     """A hyperparameter as the array that crosses every `jit` from now on."""
     if np.ndim(hyper) != 0:
         raise ValueError(
-            f"setup: a hyperparameter of {rule!r} has shape {np.shape(hyper)}, expected "
-            "a scalar. To sweep one, use jax.vmap from setup on; to give paths "
-            "different values, use a dict {glob: value}."
+            f"setup: a hyperparameter of {rule!r} has shape {np.shape(hyper)}, "
+            "expected a scalar. To sweep one, use jax.vmap from setup on; to give "
+            "paths different values, use a dict {glob: value}."
         )
     return jnp.asarray(hyper, real_dtype())
 
@@ -143,21 +140,25 @@ def _params(layout: Layout, leaves: list[Any]) -> Slots:
     return Slots(zip(layout.ties.names, arrays, strict=True))
 
 
-def _own_buffers(state: PyTree, others: Iterable[Any]) -> PyTree:
-    """`state` with a copy of each array that something else shares, so that all of it
-    can be donated."""
-    seen = {id(x) for x in others} | {buffer(x) for x in others}
+def _own_buffers(
+    state: PyTree, others: Iterable[Any], place: Sharding | None
+) -> PyTree:
+    """`state`, each array in a buffer of its own, so that all of it can be donated, and
+    on the devices of the parameters, so that the second step compiles nothing."""
+    kept = list(others)  # alive to the end: an id or an address is used once only
+    seen = {id(x) for x in kept} | {buffer(x) for x in kept}
 
     def own(x: Any) -> Any:
-        if not isinstance(x, jax.Array):
-            return jnp.asarray(x)
-        if id(x) in seen or (buffer(x) is not None and buffer(x) in seen):
-            x = jnp.array(x, copy=True)
+        if is_traced(x):
+            return x
+        where = buffer(x)
+        shared = id(x) in seen or (where is not None and where in seen)
+        if shared or (place is not None and not x.committed):
+            x = placed(x, place)
         seen.update((id(x), buffer(x)))
-        kept.append(x)  # alive until the end: an id or an address is used once only
+        kept.append(x)
         return x
 
-    kept: list[Any] = []
     return jax.tree.map(own, state)
 
 
@@ -187,7 +188,8 @@ def update(
     >>> import optimjax as oj
     >>> model = {"w": jnp.array([1.0, 2.0]), "act": jnp.tanh}
     >>> state = oj.setup(oj.SGD(0.1), model)
-    >>> state, model = oj.update(state, model, {"w": jnp.array([10.0, 0.0]), "act": None})
+    >>> grads = {"w": jnp.array([10.0, 0.0]), "act": None}
+    >>> state, model = oj.update(state, model, grads)
     >>> model["w"]
     Array([0., 2.], dtype=float32)
     """
@@ -319,7 +321,8 @@ def thaw(state: State, where: Where = None) -> State:
     ()
     """
     found = select(state, where, "thaw")
-    frozen = tuple(path for path in state.frozen if path not in found)
+    thawed = set(found)
+    frozen = tuple(path for path in state.frozen if path not in thawed)
     return dataclasses.replace(state, frozen=frozen)
 
 
@@ -379,9 +382,8 @@ def adjust(state: State, where: Where = None, **changes: Hyper) -> State:
                 bounds = rule.ranges.get(name, RANGES.get(name))
                 check_range(f"adjust: {owner}", name, value, bounds)
                 if isinstance(value, ByPath):
-                    value = value.bind(
-                        _slot_places(state.ties, mine), f"adjust: {name}"
-                    )
+                    places = _slot_places(state.ties, mine)
+                    value = value.bind(places, f"adjust: {name}")
                 fields[name] = _merged(known[name], value, slots, mine)
         used.update(fields)
         return rule.with_fields(**fields)
@@ -396,18 +398,20 @@ def adjust(state: State, where: Where = None, **changes: Hyper) -> State:
             for name in inner.hypers()
         }
         raise TypeError(
-            f"adjust: {where or '*'!r}: no rule there has {', '.join(map(repr, unknown))}, "
-            f"expected {' or '.join(sorted(known)) or 'nothing: it has no numbers'}. "
+            f"adjust: {where or '*'!r}: no rule there has "
+            f"{', '.join(map(repr, unknown))}, expected "
+            f"{' or '.join(sorted(known)) or 'nothing: it has no numbers'}. "
             "Structure (and a hyperparameter that is None) is fixed by setup."
         )
     return dataclasses.replace(state, rule=rule)
 
 
 def _slot_places(ties: Ties, slots: list[Path]) -> dict[Path, dict[Path, Any]]:
+    wanted = set(slots)
     return {
         slot.name: {place.path: slot for place in slot.places}
         for slot in ties.slots
-        if slot.name in slots
+        if slot.name in wanted
     }
 
 
@@ -422,18 +426,21 @@ def _merged(old: Any, new: Any, slots: list[Path], chosen: list[Path]) -> Any:
     def value(hyper: Any, path: Path) -> Any:
         return hyper.values[group(hyper, path)] if isinstance(hyper, ByPath) else hyper
 
-    values: dict[Any, Any] = {}
+    values: list[Any] = []
+    number: dict[Any, int] = {}
     index = {}
+    taking = set(chosen)
     for path in slots:
         # Old groups stay apart even where they now agree: the structure, and so the
         # compiled program, is the same for the next change.
-        taken = path in chosen
+        taken = path in taking
         key = (taken, group(old, path), taken and group(new, path))
-        if key not in values:
+        if key not in number:
+            number[key] = len(values)
             before = value(old, path)
-            values[key] = _refilled(before, value(new, path) if taken else before)
-        index[path] = list(values).index(key)
-    return ByPath(values.values(), PerPath(index))
+            values.append(_refilled(before, value(new, path) if taken else before))
+        index[path] = number[key]
+    return ByPath(values, PerPath(index))
 
 
 def _refilled(old: Any, new: Any) -> Any:
@@ -443,9 +450,8 @@ def _refilled(old: Any, new: Any) -> Any:
     if is_schedule(old):
         return jnp.array(new, real_dtype(), copy=True)
     # A copy: the old state may be donated while the new one lives on.
-    array = jnp.array(
-        jnp.broadcast_to(jnp.asarray(new, old.dtype), old.shape), copy=True
-    )
+    new = jnp.broadcast_to(jnp.asarray(new, old.dtype), old.shape)
+    array = jnp.array(new, copy=True)
     if is_traced(old) or is_traced(array):
         return array
     return jax.device_put(array, old.sharding) if old.committed else array

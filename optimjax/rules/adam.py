@@ -21,9 +21,11 @@ class Moments(NamedTuple):
 class Adam(LeafRule):
     """Momentum, divided by a running root mean square of the gradient.
 
-        m   <- b1 * m + (1 - b1) * g
-        v   <- b2 * v + (1 - b2) * |g|^2
-        step = learning_rate * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t) + eps_root) + eps)
+        m    <- b1 * m + (1 - b1) * g
+        v    <- b2 * v + (1 - b2) * |g|^2
+        m_hat = m / (1 - b1^t)
+        v_hat = v / (1 - b2^t)
+        step  = learning_rate * m_hat / (sqrt(v_hat + eps_root) + eps)
 
     For a complex parameter v is real, and holds |g|^2: real and imaginary part share
     one scale (as in Optimisers.jl; torch treats them as two parameters).
@@ -44,8 +46,8 @@ class Adam(LeafRule):
     >>> adam = Adam(learning_rate=0.1)
     >>> state, _ = adam.apply(adam.init(x), x, {"w": jnp.array([0.5, -3.0])})
     >>> state, steps = adam.apply(state, x, {"w": jnp.array([-0.1, 2.0])})
-    >>> steps["w"]
-    Array([ 0.05110244, -0.014452  ], dtype=float32)
+    >>> steps["w"].tolist()
+    [0.05110, -0.01445]
     """
 
     learning_rate: Hyper = 1e-3
@@ -89,8 +91,10 @@ class AdamW(Adam):
     >>> adamw = AdamW(0.1, weight_decay=0.5, decay_where="w")
     >>> grads = {"w": jnp.array([0.5, -3.0]), "b": jnp.array([0.2])}
     >>> state, steps = adamw.apply(adamw.init(x), x, grads)
-    >>> steps["w"], steps["b"]
-    (Array([ 0.15, -0.2 ], dtype=float32), Array([0.1], dtype=float32))
+    >>> grads = {"w": jnp.array([-0.1, 2.0]), "b": jnp.array([-0.3])}
+    >>> state, steps = adamw.apply(state, x, grads)
+    >>> steps["w"].tolist(), steps["b"].tolist()
+    ([0.1011, -0.1145], [-0.02477])
     """
 
     weight_decay: Hyper = 1e-4

@@ -30,7 +30,7 @@ class SGD(LeafRule):
 
     Args:
         learning_rate: step per unit of gradient, >= 0.
-        momentum: decay of the velocity, in [0, 1); None for none, which keeps no buffer.
+        momentum: decay of the velocity, in [0, 1); None for none, and no buffer.
         dampening: what is kept back of each gradient but the first, in [0, 1].
         nesterov: look ahead along the velocity.
         weight_decay: L2 penalty added to the gradient, >= 0.
@@ -45,8 +45,8 @@ class SGD(LeafRule):
     >>> sgd = SGD(0.1, momentum=0.9, nesterov=True)
     >>> state, _ = sgd.apply(sgd.init(x), x, {"w": jnp.array([0.5, -3.0])})
     >>> state, steps = sgd.apply(state, x, {"w": jnp.array([-1.0, 2.0])})
-    >>> steps["w"]
-    Array([-0.1495,  0.137 ], dtype=float32)
+    >>> steps["w"].tolist()
+    [-0.1495, 0.137]
     """
 
     learning_rate: Hyper = 1e-2

@@ -15,7 +15,7 @@ __all__ = ["ClipByGlobalNorm"]
 
 @rule
 class ClipByGlobalNorm(Rule):
-    """All gradients scaled by one factor, so that together they are no longer than this.
+    """All gradients scaled by one factor, so that together they are not too long.
 
         norm = sqrt(sum of |g|^2 over all slots)
         step = g * min(1, max_norm / norm)

@@ -20,12 +20,13 @@ class Partition(Rule):
 
     Args:
         rules: `{label: rule}`.
-        labels: which group a slot belongs to: `{glob: label}`, where the first glob that
-            matches decides, or a function of (path, leaf) that returns a label.
+        labels: which group a slot belongs to: `{glob: label}`, where the first glob
+            that matches decides, or a function of (path, leaf) that returns a label.
     State: `{label: the state of its rule}`.
-    Raises: TypeError if `labels` is neither (a tree of labels is not taken, nor called).
-        By `setup`, ValueError for a label without a rule, a slot without a label, a glob
-        that matches nothing, and an array whose places have different labels.
+    Raises: TypeError if `labels` is neither (a tree of labels is neither taken nor
+        called). By `setup`, ValueError for a label without a rule, a slot without a
+        label, a glob that matches nothing, and an array whose places have different
+        labels.
 
     >>> import jax.numpy as jnp
     >>> from optimjax import SGD
@@ -68,9 +69,10 @@ class Partition(Rule):
             for path, label in found.items():
                 if label != found[slot]:
                     raise ValueError(
-                        f"Partition: {path!r} is {slot!r}, one array, but is given to "
-                        f"{self.rules[label]!r} there and to {self.rules[found[slot]]!r} "
-                        "here. Give both places one label, or make one a copy."
+                        f"Partition: {path!r} is {slot!r}, one array, but is given "
+                        f"to {self.rules[label]!r} there and to "
+                        f"{self.rules[found[slot]]!r} here. Give both places one "
+                        "label, or make one a copy."
                     )
         table = self.labels.bind(places, "Partition")
         rules = {
