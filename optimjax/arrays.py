@@ -41,7 +41,14 @@ def compute_dtype(dtype: DTypeLike) -> np.dtype:
     >>> compute_dtype(jnp.bfloat16), compute_dtype(jnp.complex64)
     (dtype('float32'), dtype('complex64'))
     """
-    return jnp.promote_types(dtype, jnp.float32)
+    return wider(dtype, jnp.float32)
+
+
+@lru_cache
+def wider(a: DTypeLike, b: DTypeLike) -> np.dtype:
+    """The dtype that holds both, also where a user has asked for strict promotion."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.promote_types(a, b)
 
 
 def real_part_dtype(dtype: DTypeLike) -> np.dtype:
@@ -61,13 +68,14 @@ def cast(x: Any, dtype: DTypeLike) -> Array:
 def cast_like(x: Array, like: Any) -> Array:
     """`x` with the dtype of `like`, and weakly typed if `like` is."""
     x = cast(x, like.dtype)
-    if getattr(like, "weak_type", False) or getattr(
-        getattr(like, "aval", None), "weak_type", False
-    ):
-        return convert_element_type_p.bind(
-            x, new_dtype=x.dtype, weak_type=True, sharding=None
-        )
-    return x
+    return weaken(x) if getattr(like, "weak_type", False) else x
+
+
+def weaken(x: Array) -> Array:
+    """`x`, weakly typed as a Python number is: it gives way to what it meets."""
+    return convert_element_type_p.bind(
+        x, new_dtype=x.dtype, weak_type=True, sharding=None
+    )
 
 
 def widen(x: ArrayLike) -> Array:

@@ -1,7 +1,7 @@
 """What a hyperparameter may be: a number, an array, a schedule, or one by path."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Annotated, Any, TypeAlias
 
 import jax
@@ -10,8 +10,8 @@ import numpy as np
 from jax import Array, lax
 from jax.tree_util import GetAttrKey, Partial
 
-from optimjax.arrays import is_traced, real_dtype
-from optimjax.paths import Path, complain, matches, nearest, selector
+from optimjax.arrays import is_traced, real_dtype, weaken
+from optimjax.paths import Path, complain, nearest, pattern, selector
 
 __all__ = ["Hyper", "by_path"]
 
@@ -52,13 +52,16 @@ class PerPath:
         self._key = tuple(source.items()) if isinstance(source, Mapping) else source
         self._hash = hash(self._key)
 
-    def __call__(self, path: Path, leaf: Any, owner: str) -> Any:
+    def __call__(
+        self, path: Path, leaf: Any, owner: str, known: Collection[Path] = ()
+    ) -> Any:
+        """The option of the slot at `path`; `known` are all the paths there are."""
         if not isinstance(self.source, Mapping):
             return self.source(path, leaf)
         if path in self.source:
             return self.source[path]
         for glob, option in self.source.items():
-            if matches(path, glob):
+            if pattern(glob, known)(path):
                 return option
         raise ValueError(
             complain(owner, {path: "no pattern matches it, expected one"})
@@ -66,32 +69,40 @@ class PerPath:
         )
 
     def bind(
-        self, places: Mapping[Path, Mapping[Path, Any]], owner: str
+        self,
+        places: Mapping[Path, Mapping[Path, Any]],
+        owner: str,
+        meaning: Callable[[Any], Any] = lambda option: option,
     ) -> dict[Path, Any]:
         """{slot: option}, decided over all the places of each slot.
+
+        Args:
+            places: {slot: {path: leaf}}.
+            meaning: what an option stands for, where that is what must agree.
 
         Raises: ValueError where two places of one array take different options, or
         where a pattern matches no place (`*` may).
         """
         table = {}
+        known = {path for leaves in places.values() for path in leaves}
         for slot, leaves in places.items():
-            chosen = {path: self(path, leaf, owner) for path, leaf in leaves.items()}
+            chosen = {p: self(p, leaf, owner, known) for p, leaf in leaves.items()}
             first = chosen[slot]
             for path, option in chosen.items():
-                if not same(option, first):
+                there, here = meaning(option), meaning(first)
+                if not same(there, here):
                     raise ValueError(
                         f"{owner}: {path!r} is {slot!r}, one array, but takes "
-                        f"{option!r} there and {first!r} here. Give both places the "
+                        f"{there!r} there and {here!r} here. Give both places the "
                         "same, or make one a copy."
                     )
             table[slot] = first
         if isinstance(self.source, Mapping):
-            paths = [path for leaves in places.values() for path in leaves]
             for glob in self.source:
-                if glob != "*" and not any(matches(path, glob) for path in paths):
+                if glob != "*" and not any(map(pattern(glob, known), known)):
                     raise ValueError(
                         f"{owner}: pattern {glob!r} matches no trainable leaf."
-                        + nearest(glob, paths)
+                        + nearest(glob, sorted(known))
                     )
         return table
 
@@ -102,7 +113,7 @@ class PerPath:
         return self._hash
 
     def __repr__(self) -> str:
-        return repr(self.source)
+        return getattr(self.source, "__name__", repr(self.source))
 
 
 class ByPath:
@@ -123,9 +134,10 @@ class ByPath:
         return canonical(chosen, owner)
 
     def bind(self, places: Mapping[Path, Mapping[Path, Any]], owner: str) -> "ByPath":
-        table = self.pick.bind(places, owner)
         if isinstance(self.pick.source, Mapping):
+            table = self.pick.bind(places, owner, self.values.__getitem__)
             return ByPath(self.values, PerPath(table))
+        table = self.pick.bind(places, owner)
         options: list[Any] = []
         index = {}
         for slot, option in table.items():
@@ -236,7 +248,10 @@ def evaluate(hyper: Any, count: Array | int) -> Any:
     if isinstance(hyper, ByPath):
         return hyper.map(lambda h: evaluate(h, count))
     if is_schedule(hyper):
-        return lax.convert_element_type(hyper(count), real_dtype())
+        # Weakly typed, so that strict promotion, where a user has asked for it, lets a
+        # schedule mix the count with Python floats.
+        value = hyper(weaken(jnp.asarray(count, jnp.int32)))
+        return lax.convert_element_type(value, real_dtype())
     return hyper
 
 

@@ -2,7 +2,7 @@
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -72,35 +72,46 @@ def with_paths(tree: Any) -> dict[Path, Any]:
 def matches(path: Path, glob: Glob) -> bool:
     """Whether `glob` names the leaf at `path`, or a branch that holds it.
 
+    `*` stands for any text, slashes included, `?` for one character, `[ab]` for either.
+
     >>> matches("layers/3/w", "layers/3"), matches("layers/3/w", "*/w")
     (True, True)
     """
-    return (
-        path == glob
-        or fnmatch.fnmatchcase(path, glob)
-        or fnmatch.fnmatchcase(path, f"{glob}/*")
-    )
+    glob = glob.replace("[", "[[]")
+    return fnmatch.fnmatchcase(path, glob) or fnmatch.fnmatchcase(path, f"{glob}/*")
 
 
 Where: TypeAlias = Glob | Iterable[Glob] | Callable[[Path, Any], bool] | None
 
 
-def selector(where: Where, owner: str) -> Callable[[Path, Any], bool]:
+def pattern(glob: Glob, known: Collection[Path]) -> Callable[[Path], bool]:
+    """`glob` as a test; one that is the path of a leaf stands for that leaf alone."""
+    if glob in known:
+        return lambda path: path == glob
+    return lambda path: matches(path, glob)
+
+
+def selector(
+    where: Where, owner: str, known: Collection[Path] = ()
+) -> Callable[[Path, Any], bool]:
     """`where` (a glob, several, a function of path and leaf, None for all) as a test.
 
+    Args:
+        known: the paths that there are.
     Raises: TypeError for anything else. A pytree is refused even where it is callable
     (a module shaped like the model): a tree is never called.
     """
     if where is None:
         return lambda path, leaf: True
     if isinstance(where, str):
-        return lambda path, leaf: matches(path, where)
+        where = (where,)
     if callable(where) and jax.tree_util.all_leaves([where]):
         return lambda path, leaf: bool(where(path, leaf))
-    if isinstance(where, (list, tuple, set, frozenset)):
-        globs = tuple(where)
-        if all(isinstance(glob, str) for glob in globs):
-            return lambda path, leaf: any(matches(path, glob) for glob in globs)
+    if isinstance(where, (list, tuple, set, frozenset)) and all(
+        isinstance(glob, str) for glob in where
+    ):
+        tests = [pattern(glob, known) for glob in where]
+        return lambda path, leaf: any(test(path) for test in tests)
     raise TypeError(
         f"{owner}: found {type(where).__name__}, expected a glob such as 'layers/0/*', "
         "several globs in a list, or a function of (path, leaf). A tree of masks or "
@@ -120,7 +131,10 @@ def nearest(path: Path, known: Iterable[Path]) -> str:
 
 def complain(function: str, problems: Mapping[Path, str], remedy: str = "") -> str:
     """One message for all offenders: five in full, the rest as a count."""
-    lines = [f"{function}: {path!r}: {what}." for path, what in problems.items()]
+    lines = [
+        f"{function}: {repr(path) if path else 'the model'}: {what}."
+        for path, what in problems.items()
+    ]
     if len(lines) > 5:
         lines[5:] = [f"... and {len(lines) - 5} more."]
     return "\n".join(lines) + (f" {remedy}" if remedy else "")

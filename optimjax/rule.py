@@ -246,7 +246,9 @@ class Rule:
         for f in dataclasses.fields(typing.cast(Any, self)):
             value = vars(self)[f.name]
             if self._kinds[f.name] == "hyper" and value is not None:
-                shown.append(f"{f.name}={spelled(value)}")
+                text = spelled(value)
+                if text != "0" or f.default != 0:  # an option that is off says nothing
+                    shown.append(f"{f.name}={text}")
             elif value is not f.default and value != f.default:
                 shown.append(f"{f.name}={value!r}")
         return f"{type(self).__name__}({', '.join(shown)})"

@@ -185,6 +185,9 @@ def tree(state: State) -> str:
 
 
 def _number(counts: list[Any]) -> str:
-    if not counts or is_traced(counts[0]) or np.ndim(counts[0]) != 0:
-        return "an unknown number of"
-    return str(int(counts[0]))
+    """A count as text, if it has a value: not while it is traced, swept or deleted."""
+    count = counts[0] if counts else None
+    known = isinstance(count, jax.Array) and not is_traced(count) and count.ndim == 0
+    return (
+        str(int(count)) if known and not count.is_deleted() else "an unknown number of"
+    )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from optimjax.arrays import is_array, is_traced
+from optimjax.arrays import buffer, is_array, is_traced
 from optimjax.paths import Path, Slots, complain
 from optimjax.ties import Layout
 from optimjax.training import State, descend
@@ -100,9 +100,12 @@ class Step(Generic[Model]):
             state = dataclasses.replace(state, ties=ties)
         layout = ties.layout("step", model)
         leaves = jax.tree.leaves(model)
+        known = layout.frames.get(state.frozen)
         frame = _framed(layout, leaves, state.frozen)
         arrays = layout.gather(leaves)
-        params = tuple(_fresh(arrays[i], self.donate) for i in frame.trained)
+        params = tuple(arrays[i] for i in frame.trained)
+        if self.donate and frame is not known:
+            params = _to_give_away(params)
         others = tuple(arrays[i] for i in frame.frozen)
         rest = tuple(leaves[i] for i in frame.arrays)
         try:
@@ -287,9 +290,22 @@ def _framed(layout: Layout, leaves: list[Any], frozen: tuple[Path, ...]) -> Fram
     return frame
 
 
-def _fresh(x: Any, donate: bool) -> Any:
-    """A NumPy array's memory is the user's: JAX may share it, so donate a copy."""
-    return jnp.array(x, copy=True) if donate and isinstance(x, np.ndarray) else x
+def _to_give_away(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`arrays`, with a copy of those that cannot be donated.
+
+    A NumPy array's memory is the user's, and what was tied but is trained apart is one
+    buffer. After the first step every array has a buffer of its own.
+    """
+    seen: set[int] = set()
+    own = []
+    for x in arrays:
+        where = buffer(x)
+        if isinstance(x, np.ndarray) or where in seen:
+            x = jnp.array(x, copy=True)
+        elif where is not None:
+            seen.add(where)
+        own.append(x)
+    return tuple(own)
 
 
 def _explain_deleted(

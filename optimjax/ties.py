@@ -11,7 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from optimjax.arrays import buffer, compute_dtype, is_array, is_inexact, is_traced
+from optimjax.arrays import (
+    buffer,
+    compute_dtype,
+    is_array,
+    is_inexact,
+    is_traced,
+    wider,
+)
 from optimjax.paths import (
     Path,
     Slots,
@@ -205,13 +212,13 @@ class Layout(NamedTuple):
         sums = Slots()
         for name, places in zip(self.ties.names, self.positions, strict=True):
             total = None
+            first = places[0][0]
             for i, transform in places:
                 g = given[i]
                 if g is None:
                     continue
                 if transform is not None:
-                    source = jnp.asarray(leaves[places[0][0]])
-                    _, pull_back = jax.vjp(transform, source)
+                    _, pull_back = jax.vjp(transform, jnp.asarray(leaves[first]))
                     (g,) = pull_back(jnp.asarray(g, leaves[i].dtype))
                 if len(places) > 1:  # partial derivatives are summed wide
                     g = jnp.asarray(g)
@@ -308,7 +315,7 @@ def through(transform: Transform | None, name: Path) -> str:
 
 def add(a: Array, b: Array) -> Array:
     """The sum, in the wider of two float dtypes, whatever promotion is in force."""
-    dtype = jnp.promote_types(a.dtype, b.dtype)
+    dtype = wider(a.dtype, b.dtype)
     return a.astype(dtype) + b.astype(dtype)
 
 
@@ -372,7 +379,7 @@ def find_ties(
     named = with_paths(model)
     _refuse_unregistered(named, function)
     arrays = {path: leaf for path, leaf in named.items() if is_inexact(leaf)}
-    wanted = selector(trainable, f"{function}: trainable")
+    wanted = selector(trainable, f"{function}: trainable", arrays)
     leaves = {path: leaf for path, leaf in arrays.items() if wanted(path, leaf)}
     if not leaves:
         raise ValueError(

@@ -331,14 +331,14 @@ def select(state: State, where: Where, function: str) -> list[Path]:
 
     A function is called with (path, slot); a slot has a name, a shape and a dtype.
     """
-    wanted = selector(where, function)
+    paths = [place.path for slot in state.ties.slots for place in slot.places]
+    wanted = selector(where, function, set(paths))
 
     def takes(slot: Slot) -> bool:
         return any(wanted(place.path, slot) for place in slot.places)
 
     found = [slot.name for slot in state.ties.slots if takes(slot)]
     if not found:
-        paths = [place.path for slot in state.ties.slots for place in slot.places]
         hint = nearest(where, paths) if isinstance(where, str) else nearest("", paths)
         raise ValueError(f"{function}: where={where!r} matches no slot.{hint}")
     return found

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optimjax.arrays import abs_sq, cast, widen
+from optimjax.arrays import abs_sq, cast, widen, wider
 from optimjax.hyper import Hyper
 from optimjax.rule import Count, PyTree, Rule, increment, rule, spread, steps_like
 
@@ -50,7 +50,7 @@ class ClipByGlobalNorm(Rule):
         squares = [jnp.sum(abs_sq(g)) for g in jax.tree.leaves(grads)]
         if not squares:  # no update took place, so nothing is counted
             return state, grads
-        dtype = reduce(jnp.promote_types, [square.dtype for square in squares])
+        dtype = reduce(wider, [square.dtype for square in squares])
         norm = jnp.sqrt(sum(square.astype(dtype) for square in squares))
         limit = cast(self.at_count(state.count).max_norm, dtype)
         scale = jnp.where(norm > limit, limit / norm, 1)

@@ -1,0 +1,490 @@
+"""`check_rule`: the conformance suite that the author of a rule runs.
+
+Every promise that `update` makes for a rule, tried on small models: a rule that passes
+can be jitted, scanned, swept, donated, tied, skipped and kept in any precision.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optimjax.arrays import buffer, compute_dtype, is_inexact
+from optimjax.hyper import ByPath, is_schedule
+from optimjax.paths import Slots
+from optimjax.rule import Count, PyTree, Rule, every_rule, is_rule
+from optimjax.training import State, adjust, align, freeze, setup, thaw, update
+
+__all__ = ["RuleError", "check_rule"]
+
+Check = Callable[["Subject"], None]
+CHECKS: list[Check] = []
+STEPS = 4
+
+
+class RuleError(AssertionError):
+    """What `check_rule` raises: which promises a rule breaks, and how."""
+
+
+def check_rule(
+    rule: Rule, *, problem: Callable[[PyTree], Any] | None = None, verbose: bool = False
+) -> None:
+    """Try every promise of a rule; return None if all of them hold.
+
+    Checked: purity; the state is a fixed point of `update` (structure, shapes, dtypes,
+    weak types), for gradients of other float dtypes too; jit, scan and vmap over the
+    hyperparameters give what plain calls give; no new trace when a value changes;
+    schedules; tied places are one slot with summed gradients; a skipped or frozen slot
+    stays bit for bit; donation; bf16, f16, f32 and f64; complex parameters, where
+    `complex_ok`; empty and scalar arrays; a full step counter.
+
+    Args:
+        rule: an instance, with the hyperparameters that are to be tried. It is tried
+            on models of several paths: write choices by path as functions.
+        problem: a loss, function of a dict of arrays, of which `value=` and `value_fn=`
+            are taken for rules that need them; None for a quadratic.
+        verbose: print the name of each check.
+    Raises: RuleError that lists the checks that failed, and how.
+
+    >>> import optimjax as oj
+    >>> from optimjax import testing
+    >>> testing.check_rule(oj.SGD(0.1, momentum=0.9))
+    """
+    if not is_rule(rule):
+        raise TypeError(f"check_rule: a {type(rule).__name__}, expected a rule.")
+    subject = Subject(rule, problem or quadratic)
+    failures = []
+    for check in CHECKS:
+        name = check.__name__.replace("_", " ")
+        if verbose:
+            print(name)
+        try:
+            check(subject)
+        except Exception as error:
+            how = str(error).strip() or repr(error)
+            kind = (
+                "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+            )
+            failures.append(
+                f"* {name} ({str(check.__doc__).strip()}):\n    {kind}{how}"
+            )
+    if failures:
+        raise RuleError(
+            f"{rule!r}: {len(failures)} of {len(CHECKS)} checks failed.\n"
+            + "\n".join(failures)
+        )
+
+
+def quadratic(params: PyTree) -> Any:
+    """A loss with a curvature and a minimum of its own for each number."""
+    total = jnp.zeros((), jnp.float32)
+    for i, x in enumerate(jax.tree.leaves(params)):
+        scale = 0.5 + i + jnp.arange(x.size, dtype=jnp.float32).reshape(x.shape) / 7
+        wide = x.astype(compute_dtype(x.dtype))
+        distance = jnp.abs(wide - 0.3).astype(jnp.float32)
+        total = total + jnp.sum(scale * distance**2)
+    return total
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """The rule on trial, and what it is tried on."""
+
+    rule: Rule
+    problem: Callable[[PyTree], Any]
+
+    @property
+    def context_needed(self) -> bool:
+        return any(rule.needs for rule in every_rule(self.rule))
+
+    @property
+    def state_dtype_chosen(self) -> bool:
+        return any(getattr(rule, "state_dtype", None) for rule in every_rule(self.rule))
+
+    def model(self, dtype: Any = jnp.float32, seed: int = 0) -> dict[str, Any]:
+        """A model of two shapes; its numbers are exact in bf16, and none is special."""
+        rng = np.random.default_rng(seed)
+
+        def array(*shape: int) -> Any:
+            coarse = rng.integers(-23, 23, shape) / 32 + 1 / 64
+            return jnp.asarray(coarse, dtype)
+
+        return {"w": array(3, 2), "b": array(4)}
+
+    def grads(self, model: PyTree, seed: int) -> PyTree:
+        """Gradients that change sign from step to step, exact in bf16."""
+        if self.context_needed:
+            return jax.grad(self.problem)(model)
+        rng = np.random.default_rng(100 + seed)
+
+        def one(x: Any) -> Any:
+            g = rng.integers(-31, 31, x.shape) / 16 + 1 / 32
+            return jnp.asarray(g, x.dtype)
+
+        return jax.tree.map(one, model)
+
+    def context(self, model: PyTree, problem: Any = None) -> dict[str, Any]:
+        """What a rule that needs more than gradients is given."""
+        fn = problem or self.problem
+        return {"value": fn(model), "value_fn": fn} if self.context_needed else {}
+
+    def update(self, state: State, model: PyTree, grads: PyTree) -> Any:
+        return update(state, model, grads, **self.context(model))
+
+    @cached_property
+    def step(self) -> Any:
+        """`update`, compiled."""
+        return jax.jit(self.update)
+
+    def run(
+        self, model: PyTree, state: State | None = None, steps: int = STEPS
+    ) -> tuple[State, PyTree]:
+        """A few compiled steps."""
+        start = setup(self.rule, model) if state is None else state
+        return self._run(start, model, steps)
+
+    def _run(self, state: State, model: PyTree, steps: int) -> tuple[State, PyTree]:
+        for i in range(steps):
+            state, model = self.step(state, model, self.grads(model, i))
+        return state, model
+
+
+def check(function: Check) -> Check:
+    CHECKS.append(function)
+    return function
+
+
+def same_kind(before: PyTree, after: PyTree, what: str) -> None:
+    """Same structure, shapes, dtypes and weak types."""
+
+    def kind(x: Any) -> tuple[Any, ...]:
+        return x.shape, x.dtype.name, getattr(x, "weak_type", False)
+
+    old, new = jax.tree.structure(before), jax.tree.structure(after)
+    assert old == new, f"{what} had structure {old}, and then {new}"
+    pairs = zip(
+        jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True
+    )
+    for (keys, a), b in pairs:
+        path = jax.tree_util.keystr(keys)
+        assert kind(a) == kind(b), f"{what}{path} was {kind(a)}, and then {kind(b)}"
+
+
+def close(a: PyTree, b: PyTree, rtol: float = 2e-5, atol: float = 1e-6) -> None:
+    chex.assert_trees_all_close(
+        jax.tree.map(np.asarray, a), jax.tree.map(np.asarray, b), rtol=rtol, atol=atol
+    )
+
+
+def identical(a: PyTree, b: PyTree) -> None:
+    """Bit for bit; NaNs are equal if their bits are."""
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes(), f"{x} became {y}"
+
+
+def copied(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
+
+
+@check
+def is_a_value(s: Subject) -> None:
+    """rules compare, hash, flatten and print"""
+    leaves, structure = jax.tree.flatten(s.rule)
+    again = structure.unflatten(leaves)
+    assert again == s.rule, f"flattened and put together again it is {again!r}"
+    assert hash(again) == hash(s.rule), "equal rules have two hashes"
+    assert type(s.rule).__name__ in repr(setup(s.rule, s.model()))
+
+
+@check
+def is_pure(s: Subject) -> None:
+    """the same arguments give the same results, jitted too, and none is changed"""
+    model = s.model()
+    state, model = s.run(model, steps=1)
+    grads = s.grads(model, 1)
+    before = jax.tree.map(np.array, (state, model, grads))
+    first = s.update(state, model, grads)
+    second = s.update(state, model, grads)
+    identical(first, second)
+    identical(before, (state, model, grads))
+    close(first, s.step(state, model, grads))
+
+
+@check
+def works_alone_on_a_nested_tree(s: Subject) -> None:
+    """init and apply are functions over any pytree"""
+    model = s.model()
+    nested = {"a": [model["w"]], "z": (model["b"], {"c": model["w"] + 1})}
+    state, grads = s.rule.init(nested), s.grads(nested, 0)
+    _, steps = s.rule.apply(state, nested, grads, **s.context(nested))
+    same_kind(nested, steps, "the steps")
+
+
+@check
+def keeps_the_state_a_fixed_point(s: Subject) -> None:
+    """structure, shapes, dtypes and weak types of state and parameters stay"""
+    for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+        for other in (jnp.float32, jnp.bfloat16):
+            model = s.model(dtype)
+            state = setup(s.rule, model)
+
+            def one(state: State, model: PyTree, other: Any = other) -> Any:
+                grads = jax.tree.map(lambda g: g.astype(other), s.grads(model, 0))
+                return s.update(state, model, grads)
+
+            what = f"with {dtype.__name__} parameters, {other.__name__} gradients, "
+            new_state, new_model = jax.eval_shape(one, state, model)
+            same_kind(state, new_state, what + "the state")
+            same_kind(model, new_model, what + "the model")
+    weak = {"w": jnp.asarray(0.7)}
+    state = setup(s.rule, weak)
+    after = s.run(weak, state, steps=1)
+    same_kind((state, weak), after, "with a weakly typed parameter, ")
+
+
+@check
+def gives_the_same_under_scan(s: Subject) -> None:
+    """scan = loop"""
+    model = s.model()
+    each = [s.grads(model, i) for i in range(STEPS)]
+
+    def body(carry: Any, grads: Any) -> Any:
+        state, params = carry
+        if s.context_needed:
+            grads = s.grads(params, 0)
+        return s.update(state, params, grads), None
+
+    stacked = jax.tree.map(lambda *g: jnp.stack(g), *each)
+    scanned, _ = jax.lax.scan(body, (setup(s.rule, model), model), stacked)
+    close(s.run(model), scanned)
+
+
+def numbers(state: State) -> Iterator[tuple[str, Any]]:
+    """The hyperparameters that are plain numbers, by name."""
+    for rule in every_rule(state.rule):
+        for name, hyper in rule.hypers().items():
+            if not isinstance(hyper, ByPath) and not is_schedule(hyper):
+                yield name, hyper
+
+
+def varied(state: State, factor: float) -> State:
+    """Every number times a factor below 1, which keeps it in its range."""
+    return dataclasses.replace(
+        state, rule=jax.tree.map(lambda h: h * jnp.asarray(factor, h.dtype), state.rule)
+    )
+
+
+@check
+def sweeps_hyperparameters_under_vmap(s: Subject) -> None:
+    """vmap over hyperparameters from setup on = one run each"""
+    factors = jnp.array([0.6, 0.9])
+    if not jax.tree.leaves(s.rule):
+        return
+    model = s.model()
+
+    def run(factor: Any) -> PyTree:
+        rule = jax.tree.map(lambda h: factor * h, s.rule)
+        return s.run(model, setup(rule, model), steps=2)[1]
+
+    swept = jax.jit(jax.vmap(run))(factors)
+    run = jax.jit(run)
+    for i, factor in enumerate(factors):
+        close(run(factor), jax.tree.map(lambda x, i=i: x[i], swept), rtol=1e-4)
+
+
+@check
+def compiles_once_whatever_the_values(s: Subject) -> None:
+    """a change of any hyperparameter, or the second call, is no new trace"""
+    model = s.model()
+    state = setup(s.rule, model)
+    traces = []
+    step = jax.jit(lambda *args: (traces.append(1), s.update(*args))[1])
+    for i in range(3):
+        grads = s.grads(model, i)
+        state, model = step(state, model, grads)
+        state = varied(state, 0.95)
+        for name, hyper in dict(numbers(state)).items():
+            state = adjust(state, **{name: hyper * jnp.asarray(0.95, hyper.dtype)})
+    assert len(traces) == 1, f"{len(traces)} traces in 3 steps"
+
+
+@check
+def takes_schedules(s: Subject) -> None:
+    """a schedule that is constant does what the constant does"""
+    model = s.model()
+    if s.rule.parts(setup(s.rule, model).inner, []):
+        return  # the rules inside are checked by themselves
+    constant = {n: h for n, h in s.rule.hypers().items() if isinstance(h, float)}
+    scheduled = dataclasses.replace(
+        typing.cast(Any, s.rule),
+        **{n: (lambda count, h=h: h + 0 * count) for n, h in constant.items()},
+    )
+    close(s.run(model)[1], s.run(model, setup(scheduled, model))[1], rtol=1e-4)
+
+
+@check
+def sums_the_gradients_of_tied_places(s: Subject) -> None:
+    """tied places share one slot, and take one step with the sum"""
+    single = s.model()
+    w = jnp.array(single["w"], copy=True)
+    tied = {"a": w, "b": single["b"], "z": (w,)}
+    state_1, state_2 = setup(s.rule, single), setup(s.rule, tied)
+    for i in range(STEPS):
+        grads = s.grads(single, i)
+        part = jax.tree.map(lambda g: g * jnp.asarray(0.25, g.dtype), grads["w"])
+        split = {"a": part, "b": grads["b"], "z": (grads["w"] - part,)}
+        context = s.context(tied, lambda m: s.problem({"w": m["a"], "b": m["b"]}))
+        state_1, single = s.step(state_1, single, grads)
+        state_2, tied = update(state_2, tied, split, **context)
+    assert tied["a"] is tied["z"][0], "tied places no longer hold one array"
+    close(single["w"], tied["a"], rtol=1e-4)
+    close(single["b"], tied["b"], rtol=1e-4)
+    sizes = [sum(x.size for x in jax.tree.leaves(t.inner)) for t in (state_1, state_2)]
+    assert sizes[0] == sizes[1], (
+        f"the tied state has {sizes[1]} numbers, not {sizes[0]}"
+    )
+
+
+@check
+def leaves_a_skipped_slot_as_it_is(s: Subject) -> None:
+    """None or frozen: parameter, state and own count stay bit for bit"""
+    model = s.model()
+    state, model = s.run(model, steps=2)
+    grads = {**s.grads(model, 2), "w": None}
+    state = align(state, grads)
+    kept = jax.tree.map(np.array, (model["w"], state.slots["w"], own_counts(state)))
+    after, new = s.update(state, model, grads)
+    same_kind(state, after, "after align, the state")
+    identical(kept, (new["w"], after.slots["w"], own_counts(after)))
+    frozen = freeze(state, "w")
+    after, new = s.update(frozen, model, s.grads(model, 2))
+    identical(kept, (new["w"], after.slots["w"], own_counts(after)))
+    assert not jnp.array_equal(new["b"], model["b"]), "the other slot did not move"
+    thawed, new = s.update(thaw(after), new, s.grads(new, 3))
+    same_kind(state, thawed, "after thaw, the state")
+    nothing, new = s.update(state, model, {"w": None, "b": None})
+    identical((state, model), (nothing, new))
+
+
+def own_counts(state: State) -> list[Any]:
+    nodes = jax.tree.leaves(state.inner, is_leaf=lambda x: isinstance(x, Count))
+    return [n.own["w"] for n in nodes if "w" in getattr(n, "own", ())]
+
+
+@check
+def can_be_donated(s: Subject) -> None:
+    """no two leaves of state and model share a buffer, and all can be given away"""
+    model = s.model()
+    state = setup(s.rule, model)
+    step = jax.jit(s.update, donate_argnums=(0, 1))
+    for i in range(2):
+        buffers = [buffer(x) for x in jax.tree.leaves((state, model)) if x.size]
+        assert len(set(buffers)) == len(buffers), f"shared buffers before step {i + 1}"
+        state, model = step(state, model, s.grads(model, i))
+    assert all(bool(jnp.all(jnp.isfinite(x))) for x in model.values())
+
+
+@check
+def computes_in_float32_at_least(s: Subject) -> None:
+    """16-bit parameters take the float32 step, rounded once; their state is float32"""
+    exact = s.model()
+    _, exact = s.run(exact, steps=1)
+    for dtype in (jnp.bfloat16, jnp.float16):
+        low = s.model(dtype)
+        state, low = s.run(low, steps=1)
+        if all(
+            getattr(rule, "state_dtype", None) is None for rule in every_rule(s.rule)
+        ):
+            small = [
+                jax.tree_util.keystr(keys)
+                for keys, x in jax.tree_util.tree_leaves_with_path(state.inner)
+                if is_inexact(x) and x.dtype.itemsize < 4
+            ]
+            assert not small, f"kept in 16 bits: {', '.join(small)}"
+        eps = float(jnp.finfo(dtype).eps)
+        close(
+            jax.tree.map(lambda x: x.astype(jnp.float32), low),
+            exact,
+            rtol=0.51 * eps + 1e-5,
+            atol=1e-3 * eps,
+        )
+
+
+@check
+def computes_in_float64(s: Subject) -> None:
+    """under x64 state and parameters are float64, and agree with float32"""
+    _, single = s.run(s.model())
+    with jax.enable_x64(True):
+        model = s.model(jnp.float64)
+        state, double = s.run(model)
+        same_kind(model, double, "the model")
+        wide = [x for x in jax.tree.leaves(state.inner) if is_inexact(x)]
+        small = {x.dtype.name for x in wide if x.dtype.itemsize < 8}
+        assert s.state_dtype_chosen or not small, f"kept in {sorted(small)}"
+        _, mixed = s.run(s.model(jnp.float32))
+        double, mixed = jax.tree.map(np.asarray, (double, mixed))
+    loose = (
+        3e-2 if s.state_dtype_chosen else 1e-3
+    )  # a state of 16 bits rounds each step
+    close(double, single, rtol=loose, atol=loose / 10)
+    close(mixed, single, rtol=loose, atol=loose / 10)
+
+
+@check
+def takes_complex_parameters(s: Subject) -> None:
+    """complex without imaginary part = real; or a TypeError that names the path"""
+    model = s.model()
+    complex_model = s.model(jnp.complex64)
+    if not all(rule.complex_ok for rule in every_rule(s.rule)):
+        try:
+            s.run(complex_model, steps=1)
+        except TypeError as error:
+            assert "'b'" in str(error) or "'w'" in str(error), f"no path in: {error}"
+            return
+        raise AssertionError("complex_ok is False, but a complex parameter was taken")
+    if s.context_needed:
+        return  # the problem is real
+    state = setup(s.rule, complex_model)
+    after, result = s.run(complex_model, state)
+    same_kind((state, complex_model), (after, result), "with complex parameters, ")
+    _, real = s.run(model)
+    close(jax.tree.map(jnp.real, result), real, rtol=1e-4)
+    close(jax.tree.map(jnp.imag, result), jax.tree.map(jnp.zeros_like, real))
+
+
+@check
+def takes_empty_and_scalar_arrays(s: Subject) -> None:
+    """shapes () and (0, 3) are as good as any"""
+    model = {"e": jnp.zeros((0, 3)), "s": jnp.asarray(np.float32(0.7))}
+    state = setup(s.rule, model)
+    after, new = s.run(model, state, steps=2)
+    same_kind((state, model), (after, new), "with empty and scalar arrays, ")
+    assert bool(jnp.isfinite(new["s"])), f"the scalar became {new['s']}"
+
+
+@check
+def survives_a_full_counter(s: Subject) -> None:
+    """at 2^31 - 1 updates the count stays there and the step stays finite"""
+    model = s.model()
+    state, model = s.run(model, steps=1)
+    most = np.iinfo(np.int32).max
+
+    def full(node: Any) -> Any:
+        if not isinstance(node, Count):
+            return node
+        return dataclasses.replace(node, count=jnp.full_like(node.count, most))
+
+    inner = jax.tree.map(full, state.inner, is_leaf=lambda x: isinstance(x, Count))
+    state, model = s.run(model, dataclasses.replace(state, inner=inner), steps=1)
+    counts = jax.tree.leaves(state.inner, is_leaf=lambda x: isinstance(x, Count))
+    for node in counts:
+        if isinstance(node, Count):
+            assert int(node.count) == most, f"the count became {int(node.count)}"
+    finite = Slots({k: bool(jnp.all(jnp.isfinite(x))) for k, x in model.items()})
+    assert all(finite.values()), f"not finite: {finite}"
