@@ -186,8 +186,7 @@ def tree(state: State) -> str:
 
 def _number(counts: list[Any]) -> str:
     """A count as text, if it has a value: not while it is traced, swept or deleted."""
-    count = counts[0] if counts else None
-    known = isinstance(count, jax.Array) and not is_traced(count) and count.ndim == 0
-    return (
-        str(int(count)) if known and not count.is_deleted() else "an unknown number of"
-    )
+    for count in counts[:1]:
+        if isinstance(count, jax.Array) and count.ndim == 0 and not is_traced(count):
+            return "deleted" if count.is_deleted() else str(int(count))
+    return "an unknown number of"
