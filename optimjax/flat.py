@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
@@ -26,8 +25,9 @@ def trainables(
     Slots({'decoder': Array([1., 1.], dtype=float32)})
     """
     found = find_ties(model, ties, trainable, "trainables")
-    arrays = found.layout("trainables", model).gather(jax.tree.leaves(model))
-    return Slots(zip(found.names, map(jnp.asarray, arrays), strict=True))
+    layout, leaves = found.take_apart("trainables", model)
+    arrays = map(jnp.asarray, layout.gather(leaves))
+    return Slots(zip(found.names, arrays, strict=True))
 
 
 def destructure(
@@ -48,8 +48,7 @@ def destructure(
     Array([2., 4.], dtype=float32)
     """
     found = find_ties(model, ties, trainable, "destructure")
-    layout = found.layout("destructure", model)
-    leaves = jax.tree.leaves(model)
+    layout, leaves = found.take_apart("destructure", model)
     vector, unravel = ravel_pytree([jnp.asarray(x) for x in layout.gather(leaves)])
 
     def rebuild(vector: Array) -> Any:

@@ -98,8 +98,7 @@ class Step(Generic[Model]):
         ties = state.ties.confirmed("step", model)
         if ties is not state.ties:
             state = dataclasses.replace(state, ties=ties)
-        layout = ties.layout("step", model)
-        leaves = jax.tree.leaves(model)
+        layout, leaves = ties.take_apart("step", model)
         known = layout.frames.get(state.frozen)
         frame = _framed(layout, leaves, state.frozen)
         arrays = layout.gather(leaves)

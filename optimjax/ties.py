@@ -111,12 +111,15 @@ class Ties:
         ]
         return "\n".join(lines) or "no ties"
 
-    def layout(self, function: str, model: Any) -> "Layout":
-        """Where the slots stand among the leaves of a model of this structure."""
-        structure = jax.tree.structure(model)
+    def take_apart(self, function: str, model: Any) -> "tuple[Layout, list[Any]]":
+        """The leaves of a model, and where the slots stand among them.
+
+        Raises: ValueError if the model has other paths than the one that `setup` saw.
+        """
+        leaves, structure = jax.tree.flatten(model)
         if structure not in self._layouts:
             self._layouts[structure] = self._find(function, model, structure)
-        return self._layouts[structure]
+        return self._layouts[structure], leaves
 
     def _find(self, function: str, model: Any, structure: Structure) -> "Layout":
         keyed, _ = jax.tree_util.tree_flatten_with_path(model)

@@ -109,8 +109,7 @@ def setup(
             "as Adam(1e-3). The order is setup(rule, model)."
         )
     found = find_ties(model, ties, trainable, "setup")
-    layout = found.layout("setup", model)
-    leaves = jax.tree.leaves(model)
+    layout, leaves = found.take_apart("setup", model)
     params = _params(layout, leaves)
     rule = rule.bind(
         {
@@ -194,8 +193,7 @@ def update(
     Array([0., 2.], dtype=float32)
     """
     state = dataclasses.replace(state, ties=state.ties.confirmed("update", model))
-    layout = state.ties.layout("update", model)
-    leaves = jax.tree.leaves(model)
+    layout, leaves = state.ties.take_apart("update", model)
     _check_shapes(state.ties, layout, leaves)
     grads = layout.accumulate(leaves, grads)
     if "value_fn" in context:
