@@ -20,6 +20,14 @@ def is_array(x: Any) -> bool:
     return isinstance(x, (jax.Array, np.ndarray))
 
 
+def is_numeric(x: Any) -> bool:
+    """Whether `x` is an array that JAX can compute with; one of strings is not."""
+    return isinstance(x, jax.Array) or (
+        isinstance(x, np.ndarray)
+        and (x.dtype == np.bool_ or jnp.issubdtype(x.dtype, jnp.number))
+    )
+
+
 def is_inexact(x: Any) -> bool:
     """Whether `x` is an array that can be trained: floating or complex."""
     return is_array(x) and jnp.issubdtype(x.dtype, jnp.inexact)

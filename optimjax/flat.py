@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
@@ -49,7 +50,9 @@ def destructure(
     """
     found = find_ties(model, ties, trainable, "destructure")
     layout, leaves = found.take_apart("destructure", model)
-    vector, unravel = ravel_pytree([jnp.asarray(x) for x in layout.gather(leaves)])
+    arrays = [jnp.asarray(x) for x in layout.gather(leaves)]
+    with jax.numpy_dtype_promotion("standard"):  # one vector for all is a mixture
+        vector, unravel = ravel_pytree(arrays)
 
     def rebuild(vector: Array) -> Any:
         arrays = unravel(vector)

@@ -43,8 +43,9 @@ REMEDY = {"learning_rate": "Steps are subtracted: leave the sign out."}
 class PerPath:
     """Which option each slot takes; static, so that it is part of a program's shape.
 
-    Written by a user as `{glob: option}` (the first glob that matches decides) or as a
-    function of (path, leaf). `bind` turns either into a table of exact names.
+    Written by a user as `{glob: option}` or as a function of (path, leaf). The first
+    glob that matches decides, and `*` is for all the others. `bind` turns either into a
+    table of exact names.
     """
 
     def __init__(self, source: Mapping[Path, Any] | Callable[[Path, Any], Any]):
@@ -58,15 +59,22 @@ class PerPath:
         """The option of the slot at `path`; `known` are all the paths there are."""
         if not isinstance(self.source, Mapping):
             return self.source(path, leaf)
-        if path in self.source:
-            return self.source[path]
-        for glob, option in self.source.items():
-            if pattern(glob, known)(path):
-                return option
+        named = self._named(path, known)
+        if named is not None:
+            return self.source[named]
+        if "*" in self.source:
+            return self.source["*"]
         raise ValueError(
             complain(owner, {path: "no pattern matches it, expected one"})
             + f" Add it to {list(self.source)}, or '*' for all the others."
         )
+
+    def _named(self, path: Path, known: Collection[Path]) -> Path | None:
+        """The first glob other than `*` that matches."""
+        if path in self.source:
+            return path
+        globs = (glob for glob in self.source if glob != "*")
+        return next((glob for glob in globs if pattern(glob, known)(path)), None)
 
     def bind(
         self,
@@ -86,13 +94,17 @@ class PerPath:
         table = {}
         known = {path for leaves in places.values() for path in leaves}
         for slot, leaves in places.items():
+            if isinstance(self.source, Mapping):
+                # What names one place of an array speaks for all of them.
+                named = {p: leaf for p, leaf in leaves.items() if self._named(p, known)}
+                leaves = named or {slot: leaves[slot]}
             chosen = {p: self(p, leaf, owner, known) for p, leaf in leaves.items()}
-            first = chosen[slot]
+            at, first = next(iter(chosen.items()))
             for path, option in chosen.items():
                 there, here = meaning(option), meaning(first)
                 if not same(there, here):
                     raise ValueError(
-                        f"{owner}: {path!r} is {slot!r}, one array, but takes "
+                        f"{owner}: {path!r} is {at!r}, one array, but takes "
                         f"{there!r} there and {here!r} here. Give both places the "
                         "same, or make one a copy."
                     )
@@ -198,8 +210,8 @@ def canonical(hyper: Any, owner: str) -> Any:
     dtype of hyperparameters; plain functions become static schedules; a mapping by path
     becomes a `ByPath`.
     """
-    if hyper is None or isinstance(hyper, ByPath):
-        return hyper.map(lambda h: canonical(h, owner)) if hyper is not None else None
+    if isinstance(hyper, ByPath):
+        return hyper.map(lambda h: canonical(h, owner))
     if isinstance(hyper, Mapping):
         values = [canonical(value, owner) for value in hyper.values()]
         return ByPath(values, PerPath({glob: i for i, glob in enumerate(hyper)}))

@@ -1,6 +1,7 @@
 """What a rule is: two pure functions, `init` and `apply`, and numbers that are data."""
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
@@ -69,10 +70,13 @@ def rule(cls: type[R]) -> type[R]:
     made = dataclasses.dataclass(
         frozen=True, eq=False, repr=False, init="__init__" not in vars(cls)
     )(cls)
+    if "__init__" not in vars(cls):
+        made.__init__ = _named_arguments(made.__init__)
     hints = typing.get_type_hints(made, include_extras=True)
     fields = dataclasses.fields(typing.cast(Any, made))
     kinds = {f.name: _kind(hints[f.name]) for f in fields}
     made._kinds = kinds
+    made._optional = {n for n in kinds if type(None) in typing.get_args(hints[n])}
     data = tuple(name for name, kind in kinds.items() if kind in ("hyper", "rule"))
     static = tuple(name for name in kinds if name not in data)
 
@@ -93,6 +97,22 @@ def rule(cls: type[R]) -> type[R]:
 
     jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
     return made
+
+
+def _named_arguments(init: Any) -> Any:
+    """`__init__`, with an error for an unknown name that lists those that there are."""
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        unknown = [name for name in kwargs if name not in self._kinds]
+        if unknown:
+            raise TypeError(
+                f"{type(self).__name__}: no argument {unknown[0]!r}, expected "
+                f"{', '.join(self._kinds)}."
+            )
+        init(self, *args, **kwargs)
+
+    return checked
 
 
 def _kind(hint: Any) -> str:
@@ -130,6 +150,7 @@ class Rule:
     complex_ok: ClassVar[bool] = True
     ranges: ClassVar[dict[str, tuple[float, float, bool] | None]] = {}
     _kinds: ClassVar[dict[str, str]] = {}
+    _optional: ClassVar[set[str]] = set()
 
     def init(self, params: PyTree) -> PyTree:
         raise NotImplementedError(f"{type(self).__name__} has no init")
@@ -143,7 +164,7 @@ class Rule:
         name = type(self).__name__
         for field, kind in self._kinds.items():
             value, owner = getattr(self, field), f"{name}: {field}"
-            if kind == "hyper":
+            if kind == "hyper" and not (value is None and field in self._optional):
                 value = canonical(value, owner)
                 bounds = self.ranges.get(field, RANGES.get(field))
                 check_range(name, field, value, bounds)

@@ -21,7 +21,9 @@ MOST_LINES = 60
 
 
 def spec(x: Any) -> str:
-    """An array as `f32[3,4]`."""
+    """An array as `f32[3,4]`; a state can hold anything, while JAX maps over it."""
+    if not hasattr(x, "dtype"):
+        return type(x).__name__
     name = jnp.result_type(x).name
     word = name.rstrip("0123456789")
     return (
@@ -39,7 +41,8 @@ def sized(count: float) -> str:
 
 
 def nbytes(tree: Any) -> int:
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    arrays = [x for x in jax.tree.leaves(tree) if hasattr(x, "dtype")]
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
 
 
 def _acting(state: State) -> dict[Path, list[tuple[Rule, Any]]]:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from optimjax.arrays import buffer, is_array, is_traced
+from optimjax.arrays import buffer, is_numeric, is_traced
 from optimjax.paths import Path, Slots, complain
 from optimjax.ties import Layout
-from optimjax.training import State, descend
+from optimjax.training import State, as_state, check_shapes, descend
 
 __all__ = ["Step", "make_step"]
 
@@ -95,7 +95,7 @@ class Step(Generic[Model]):
     def _run(
         self, compiled: Any, state: State, model: Any, batch: Any, **static: Any
     ) -> Any:
-        ties = state.ties.confirmed("step", model)
+        ties = as_state(state, "step").ties.confirmed("step", model)
         if ties is not state.ties:
             state = dataclasses.replace(state, ties=ties)
         layout, leaves = ties.take_apart("step", model)
@@ -103,16 +103,18 @@ class Step(Generic[Model]):
         frame = _framed(layout, leaves, state.frozen)
         arrays = layout.gather(leaves)
         params = tuple(arrays[i] for i in frame.trained)
-        if self.donate and frame is not known:
-            params = _to_give_away(params)
+        if frame is not known:
+            check_shapes("step", layout, leaves)
+            params = _to_give_away(params) if self.donate else params
         others = tuple(arrays[i] for i in frame.frozen)
         rest = tuple(leaves[i] for i in frame.arrays)
         try:
             state, params, out = compiled(
                 state, params, others, rest, batch, frame=frame, **static
             )
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             _explain_deleted(layout, leaves, state, error)
+            check_shapes("step", layout, leaves)
             raise
         return state, frame.rebuild(params, leaves), out
 
@@ -262,6 +264,8 @@ class _ById:
 
 
 def _hashable(x: Any) -> Any:
+    if type(x) is float:
+        return x.hex()  # 0.0 == -0.0
     try:
         hash(x)
     except TypeError:
@@ -274,7 +278,7 @@ def _framed(layout: Layout, leaves: list[Any], frozen: tuple[Path, ...]) -> Fram
     last = layout.frames.get(frozen)
     if last is not None:
         same = all(leaves[i] is x for i, x in last.constants)
-        if same and all(is_array(leaves[i]) for i in last.arrays):
+        if same and all(is_numeric(leaves[i]) for i in last.arrays):
             return last
     still = set(frozen)
     numbered = list(enumerate(layout.ties.names))
@@ -282,8 +286,8 @@ def _framed(layout: Layout, leaves: list[Any], frozen: tuple[Path, ...]) -> Fram
         layout,
         tuple(i for i, name in numbered if name not in still),
         tuple(i for i, name in numbered if name in still),
-        tuple(i for i in layout.rest if is_array(leaves[i])),
-        tuple((i, leaves[i]) for i in layout.rest if not is_array(leaves[i])),
+        tuple(i for i in layout.rest if is_numeric(leaves[i])),
+        tuple((i, leaves[i]) for i in layout.rest if not is_numeric(leaves[i])),
     )
     layout.frames[frozen] = frame
     return frame

@@ -255,20 +255,16 @@ class Layout(NamedTuple):
                 if problem:
                     wrong[self.paths[i]] = problem
                 checked[i] = g
-            elif isinstance(leaves[i], (float, complex, np.inexact)):
+            elif not is_array(leaves[i]) and _is_gradient(leaves[i], g):
                 numbers[self.paths[i]] = (
-                    f"a gradient for a Python {type(leaves[i]).__name__}, which is not "
+                    f"a gradient for a {type(leaves[i]).__name__}, which is not "
                     "trained, expected None"
                 )
         if numbers:
-            remedy = "To train it, make it an array: jnp.asarray(value)."
+            remedy = "To train a number, make it an array: jnp.asarray(value)."
             raise TypeError(complain("update", numbers, remedy))
         if wrong:
-            raise ValueError(
-                complain("update", wrong)
-                + " Gradients are not broadcast: transpose or reshape it, or take the "
-                "gradient with respect to this model."
-            )
+            raise ValueError(complain("update", wrong, NOT_THE_TREE))
         return checked
 
     def _pair(self, grads: Any) -> list[int | None]:
@@ -330,6 +326,12 @@ def _is_float0(x: Any) -> bool:
     return getattr(x, "dtype", None) == jax.dtypes.float0
 
 
+def _is_gradient(leaf: Any, g: Any) -> bool:
+    """Whether `g` means something to `leaf`, which is no array: a function or string
+    that only stands where the model has it does not."""
+    return is_array(g) or isinstance(leaf, (float, complex, np.inexact))
+
+
 def _misfit(leaf: Any, g: Any) -> str | None:
     """What is wrong with `g` as a gradient of `leaf`; None if nothing is."""
     if not (is_array(g) or isinstance(g, (int, float, complex, np.generic))):
@@ -337,7 +339,7 @@ def _misfit(leaf: Any, g: Any) -> str | None:
     if np.shape(g) != np.shape(leaf):
         return (
             f"gradient has shape {np.shape(g)}, expected {np.shape(leaf)} like its "
-            "parameter"
+            "parameter (gradients are not broadcast: transpose or reshape it)"
         )
     dtype = jnp.result_type(g)
     if is_array(g) and not jnp.issubdtype(dtype, jnp.inexact):
@@ -392,6 +394,7 @@ def find_ties(
                 "Trainable leaves are arrays of a floating or complex dtype"
                 + (f" that trainable={trainable!r} takes." if trainable else "."),
             )
+            + (nearest(str(trainable), arrays) if arrays else "")
         )
     deleted = {
         path: "its array was deleted by a donating call"
@@ -485,10 +488,7 @@ def _declared(
     ties: Declared, source: dict[Path, Path], leaves: Mapping[Path, Any], function: str
 ) -> dict[Path, list[Place]]:
     """The slots that result from declared ties on top of those found by identity."""
-    pairs = {
-        place: (given, None) if isinstance(given, str) else given
-        for place, given in ties.items()
-    }
+    pairs = {place: _pair_of(place, given, function) for place, given in ties.items()}
     mentioned = [p for place, (origin, _) in pairs.items() for p in (place, origin)]
     problems = {
         path: "ties= names it, but there is no such trainable leaf"
@@ -538,6 +538,19 @@ def _declared(
             fitted[path] = places
             _refuse_misfits(path, places, leaves, function)
     return fitted
+
+
+def _pair_of(place: Path, given: Any, function: str) -> tuple[Path, Transform | None]:
+    if isinstance(given, str) and given != place:
+        return given, None
+    if isinstance(given, tuple) and len(given) == 2 and callable(given[1]):
+        return given
+    if given == place:
+        raise ValueError(complain(function, {place: "ties= goes in a circle"}))
+    raise TypeError(
+        complain(function, {place: f"ties= gives it {given!r}, expected a path"})
+        + " Or a pair: (path, transform), where transform is a JAX function."
+    )
 
 
 def compose(outer: Transform | None, inner: Transform) -> Transform:

@@ -123,6 +123,15 @@ def setup(
     return State(rule, _own_buffers(rule.init(params), others, place), found)
 
 
+def as_state(state: Any, function: str) -> State:
+    if not isinstance(state, State):
+        raise TypeError(
+            f"{function}: state is a {type(state).__name__}, expected a State from "
+            "setup. The state comes first, in and out."
+        )
+    return state
+
+
 def _scalar(rule: Rule, hyper: Any) -> Array:
     """A hyperparameter as the array that crosses every `jit` from now on."""
     if np.ndim(hyper) != 0:
@@ -192,9 +201,10 @@ def update(
     >>> model["w"]
     Array([0., 2.], dtype=float32)
     """
-    state = dataclasses.replace(state, ties=state.ties.confirmed("update", model))
+    ties = as_state(state, "update").ties.confirmed("update", model)
+    state = dataclasses.replace(state, ties=ties)
     layout, leaves = state.ties.take_apart("update", model)
-    _check_shapes(state.ties, layout, leaves)
+    check_shapes("update", layout, leaves)
     grads = layout.accumulate(leaves, grads)
     if "value_fn" in context:
         of_model = context["value_fn"]
@@ -231,10 +241,10 @@ def descend(
     return dataclasses.replace(state, inner=inner), new
 
 
-def _check_shapes(ties: Ties, layout: Layout, leaves: list[Any]) -> None:
+def check_shapes(function: str, layout: Layout, leaves: list[Any]) -> None:
     """Concrete arrays only: inside `vmap` or `shard_map` a leaf has another shape."""
     problems = {}
-    for slot, places in zip(ties.slots, layout.positions, strict=True):
+    for slot, places in zip(layout.ties.slots, layout.positions, strict=True):
         x = leaves[places[0][0]]
         if not is_array(x):
             problems[slot.name] = f"a {type(x).__name__}, expected an array"
@@ -242,7 +252,7 @@ def _check_shapes(ties: Ties, layout: Layout, leaves: list[Any]) -> None:
             problems[slot.name] = f"shape {x.shape}, expected {slot.shape}"
     if problems:
         raise ValueError(
-            complain("update", problems)
+            complain(function, problems)
             + " The state was set up for another model: call setup again."
         )
 
@@ -266,6 +276,7 @@ def align(state: State, grads: PyTree) -> State:
     >>> jax.tree.structure(after) == jax.tree.structure(aligned)
     True
     """
+    as_state(state, "align")
     given = set(with_paths(grads))
     skipped = [
         slot.name
@@ -329,6 +340,10 @@ def select(state: State, where: Where, function: str) -> list[Path]:
 
     A function is called with (path, slot); a slot has a name, a shape and a dtype.
     """
+    as_state(state, function)
+    if isinstance(where, (list, tuple, set, frozenset)):  # each of them is to be found
+        found = {path for each in where for path in select(state, each, function)}
+        return [name for name in state.ties.names if name in found]
     paths = [place.path for slot in state.ties.slots for place in slot.places]
     wanted = selector(where, function, set(paths))
 

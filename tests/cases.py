@@ -1,7 +1,8 @@
 """Rules to test: every public one by its defaults, and the odd options of each.
 
-A new rule that can be built without arguments is tested by existing. One that cannot,
-or whose options change what it does, has its cases in `ODD`.
+A new rule that can be built without arguments is tested by existing: by `check_rule`,
+and against its oracle. Its odd options stand in `SETTINGS`, once, for both; a rule that
+holds rules has its instances in `HOLDING`.
 """
 
 import inspect
@@ -9,13 +10,64 @@ import inspect
 import optimjax as oj
 from optimjax import rules, transforms
 
-# Class name -> instances beside the default one, or in its place where there is none.
-ODD = {
-    "AdamW": [
-        oj.AdamW(1e-2, b1=0.85, b2=0.98, weight_decay=0.1, couple=False),
-        oj.AdamW(1e-2, weight_decay=0.3, decay_where=lambda path, x: x.ndim > 1),
+# Keyword arguments, beside the defaults; every set is tried on models of several paths,
+# so a choice by path is a function. No special values: b1 != b2, nothing 0 or 1.
+SETTINGS = {
+    "SGD": [
+        {"learning_rate": 0.07, "weight_decay": 0.13},
+        {"learning_rate": 0.03, "momentum": 0.85},
+        {"learning_rate": 0.03, "momentum": 0.85, "dampening": 0.3},
+        {"learning_rate": 0.03, "momentum": 0.7, "nesterov": True},
+        {
+            "learning_rate": 0.02,
+            "momentum": 0.85,
+            "dampening": 0.3,
+            "nesterov": True,
+            "weight_decay": 0.13,
+        },
+        {"learning_rate": 0.03, "maximize": True, "weight_decay": 0.13},
+        {
+            "learning_rate": 0.03,
+            "momentum": 0.85,
+            "dampening": 0.3,
+            "weight_decay": 0.13,
+            "maximize": True,
+        },
     ],
-    "Adam": [oj.Adam(1e-2, b1=0.7, b2=0.95, eps=1e-4, eps_root=1e-3)],
+    "Adam": [
+        {"learning_rate": 0.11},
+        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95},
+        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.03},
+        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps_root": 0.03},
+    ],
+    "AdamW": [
+        {"learning_rate": 0.11, "weight_decay": 0.17},
+        {"learning_rate": 0.11, "weight_decay": 0.07, "couple": False},
+        {
+            "learning_rate": 0.11,
+            "weight_decay": 0.17,
+            "decay_where": lambda path, x: x.ndim == 2,
+        },
+        {
+            "learning_rate": 0.11,
+            "b1": 0.7,
+            "b2": 0.95,
+            "eps": 0.03,
+            "eps_root": 0.02,
+            "weight_decay": 0.07,
+            "couple": False,
+            "decay_where": lambda path, x: x.ndim == 1,
+        },
+    ],
+    "WeightDecay": [
+        {"weight_decay": 0.07},
+        {"weight_decay": 0.07, "where": lambda path, x: x.ndim == 1},
+    ],
+    # Some of the gradients are longer than the first, some shorter.
+    "ClipByGlobalNorm": [{"max_norm": 2.5}, {"max_norm": 0.4}],
+}
+
+HOLDING = {
     "Chain": [oj.Chain(oj.ClipByGlobalNorm(0.7), oj.WeightDecay(0.1), oj.SGD(0.1))],
     "Partition": [
         oj.Partition(
@@ -23,18 +75,12 @@ ODD = {
             lambda path, x: "matrices" if x.ndim == 2 else "others",
         )
     ],
-    "SGD": [
-        oj.SGD(0.1, momentum=0.85),
-        oj.SGD(0.1, momentum=0.85, dampening=0.3, weight_decay=0.05),
-        oj.SGD(0.1, momentum=0.85, nesterov=True, maximize=True),
-        oj.SGD(0.1, momentum=0.85, state_dtype="bfloat16"),
-    ],
-    "WeightDecay": [oj.WeightDecay(0.2, where=lambda path, x: x.ndim > 1)],
+    "SGD": [oj.SGD(0.1, momentum=0.85, state_dtype="bfloat16")],
 }
 
 
 def rule_classes():
-    """Every public class of rules and transforms that is a rule."""
+    """Every public class of rules and transforms that is a rule, by name."""
     names = {name: vars(m)[name] for m in (rules, transforms) for name in m.__all__}
     names["Chain"] = oj.Chain
     return {
@@ -44,23 +90,34 @@ def rule_classes():
     }
 
 
+def arithmetic_rules():
+    """Those with arithmetic of their own; the others pass on that of what they hold."""
+    return [cls for cls in rule_classes().values() if "rule" not in cls._kinds.values()]
+
+
+def required(cls):
+    """The names of the arguments that have no default."""
+    return [
+        p.name
+        for p in inspect.signature(cls).parameters.values()
+        if p.default is p.empty
+    ]
+
+
 def all_rules():
     """An instance of every public rule, and of its odd options."""
     found = []
     for name, cls in rule_classes().items():
-        required = [
-            p.name
-            for p in inspect.signature(cls).parameters.values()
-            if p.default is p.empty and p.kind is not p.VAR_POSITIONAL
-        ]
-        if not required and cls is not oj.Chain:
-            found.append(cls())
-        elif name not in ODD:
+        made = [] if required(cls) else [cls()]
+        made += [cls(**settings) for settings in SETTINGS.get(name, [])]
+        made += HOLDING.get(name, [])
+        if not made:
             raise LookupError(
-                f"{name} cannot be built without {', '.join(required)}: add instances "
-                "of it to ODD in tests/cases.py."
+                f"{name} cannot be built without {', '.join(required(cls))}: add "
+                "instances of it to HOLDING, or arguments to SETTINGS, in "
+                "tests/cases.py."
             )
-        found += ODD.get(name, [])
+        found += made
     return found
 
 

@@ -78,7 +78,7 @@ class AdamW(Adam):
     Args:
         learning_rate, b1, b2, eps, eps_root: as for `Adam`.
         weight_decay: share of the parameter taken away, >= 0; per unit of learning rate
-            with `couple`, per step without.
+            with `couple`, per step without. The default is optax's; torch's is 1e-2.
         couple: multiply the decay by the learning rate, as torch and optax do; False is
             the independent decay of the paper, constant under a schedule.
         decay_where: the slots that decay: a glob on paths, several, or a function of

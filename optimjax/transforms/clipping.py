@@ -51,7 +51,9 @@ class ClipByGlobalNorm(Rule):
         if not squares:  # no update took place, so nothing is counted
             return state, grads
         dtype = reduce(wider, [square.dtype for square in squares])
-        norm = jnp.sqrt(sum(square.astype(dtype) for square in squares))
+        total = sum((square.astype(dtype) for square in squares), jnp.zeros((), dtype))
+        # The root of 0 has no derivative; where the norm is 0 nothing is clipped.
+        norm = jnp.sqrt(jnp.where(total > 0, total, 1)) * (total > 0).astype(dtype)
         limit = cast(self.at_count(state.count).max_norm, dtype)
         scale = jnp.where(norm > limit, limit / norm, 1)
         steps = jax.tree.map(lambda g: g * cast(scale, g.dtype), grads)

@@ -6,7 +6,7 @@ from typing import Any, Self
 import jax
 
 from optimjax.hyper import PerPath
-from optimjax.paths import Path, Slots, complain, with_paths
+from optimjax.paths import Path, Slots, with_paths
 from optimjax.rule import Part, Places, PyTree, Rule, rule, spread
 
 __all__ = ["Partition"]
@@ -54,27 +54,21 @@ class Partition(Rule):
                 )
             object.__setattr__(self, "labels", PerPath(labels))
 
-    def label(self, path: Path, leaf: Any) -> str:
-        found = self.labels(path, leaf, "Partition")
-        if found not in self.rules:
+    def _rule_of(self, label: str) -> Rule:
+        if label not in self.rules:
             raise ValueError(
-                complain("Partition", {path: f"label {found!r} has no rule"})
-                + f" The labels are {list(self.rules)}."
+                f"Partition: label {label!r} has no rule. The labels are "
+                f"{list(self.rules)}."
             )
+        return self.rules[label]
+
+    def _label(self, path: Path, leaf: Any) -> str:
+        found = self.labels(path, leaf, "Partition")
+        self._rule_of(found)
         return found
 
     def bind(self, places: Places) -> Self:
-        for slot, leaves in places.items():
-            found = {path: self.label(path, leaf) for path, leaf in leaves.items()}
-            for path, label in found.items():
-                if label != found[slot]:
-                    raise ValueError(
-                        f"Partition: {path!r} is {slot!r}, one array, but is given "
-                        f"to {self.rules[label]!r} there and to "
-                        f"{self.rules[found[slot]]!r} here. Give both places one "
-                        "label, or make one a copy."
-                    )
-        table = self.labels.bind(places, "Partition")
+        table = self.labels.bind(places, "Partition", self._rule_of)
         rules = {
             label: inner.bind({s: places[s] for s in table if table[s] == label})
             for label, inner in self.rules.items()
@@ -84,7 +78,7 @@ class Partition(Rule):
     def _split(self, named: Mapping[Path, Any], params: Mapping[Path, Any]) -> Any:
         groups: dict[str, Slots] = {label: Slots() for label in self.rules}
         for path, x in named.items():
-            groups[self.label(path, params[path])][path] = x
+            groups[self._label(path, params[path])][path] = x
         return groups
 
     def init(self, params: PyTree) -> dict[str, PyTree]:
@@ -108,7 +102,7 @@ class Partition(Rule):
         return new, structure.unflatten([steps[path] for path in named])
 
     def parts(self, state: PyTree, slots: list[Path]) -> list[Part]:
-        owner = {path: self.label(path, None) for path in slots}
+        owner = {path: self._label(path, None) for path in slots}
         return [
             (inner, state[label], [path for path in slots if owner[path] == label])
             for label, inner in self.rules.items()
