@@ -131,8 +131,9 @@ class PerPath:
 class ByPath:
     """A hyperparameter that differs by path: the values are data, the choice static.
 
-    Build it by giving a rule `{glob: value}` or `by_path(function)`; the first glob
-    that matches decides, and each value may be anything that a hyperparameter may.
+    Build it by giving a rule `{glob: value}` or `by_path(function)`. The first glob
+    that matches decides, and `*` is for all the others. Each value may be anything that
+    a hyperparameter may be.
     """
 
     def __init__(self, values: Iterable[Any], pick: PerPath):

@@ -142,12 +142,14 @@ class Rule:
         needs: names of the keyword arguments that `apply` cannot do without, among
             those that `update` is given, such as `value`.
         complex_ok: whether complex parameters are allowed.
+        by_path: whether hyperparameters may differ by path.
         ranges: `{name: (low, high, high_excluded)}`, where a hyperparameter's range
             differs from the usual one for its name; None for no check.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
     complex_ok: ClassVar[bool] = True
+    by_path: ClassVar[bool] = False
     ranges: ClassVar[dict[str, tuple[float, float, bool] | None]] = {}
     _kinds: ClassVar[dict[str, str]] = {}
     _optional: ClassVar[set[str]] = set()
@@ -165,13 +167,11 @@ class Rule:
         for field, kind in self._kinds.items():
             value, owner = getattr(self, field), f"{name}: {field}"
             if kind == "hyper" and not (value is None and field in self._optional):
-                value = canonical(value, owner)
-                bounds = self.ranges.get(field, RANGES.get(field))
-                check_range(name, field, value, bounds)
+                value = self.checked(field, value)
             elif kind == "where":
                 value = where_field(value, owner)
             elif kind == "rule":
-                for inner in jax.tree.leaves(value, is_leaf=is_rule):
+                for inner in jax.tree.leaves(value, is_leaf=lambda x: not _holds(x)):
                     if not is_rule(inner):
                         raise TypeError(f"{owner} is {inner!r}, expected a rule.")
             object.__setattr__(self, field, value)
@@ -184,6 +184,25 @@ class Rule:
             n: vars(self)[n] for n, kind in self._kinds.items() if kind == "hyper"
         }
         return {name: value for name, value in values.items() if value is not None}
+
+    def checked(self, name: str, value: Any, prefix: str = "") -> Any:
+        """A hyperparameter in its one form.
+
+        Raises: TypeError if it is none; ValueError if it is out of its range.
+        """
+        owner = f"{prefix}{type(self).__name__}"
+        value = canonical(value, f"{owner}: {name}")
+        check_range(owner, name, value, self.ranges.get(name, RANGES.get(name)))
+        return self.unless_by_path(name, value, owner)
+
+    def unless_by_path(self, name: str, value: Any, owner: str) -> Any:
+        """`value`; TypeError if it differs by path where the rule cannot have that."""
+        if isinstance(value, ByPath) and not self.by_path:
+            raise TypeError(
+                f"{owner}: {name} differs by path, expected one value: this rule looks "
+                "at all slots together."
+            )
+        return value
 
     def with_fields(self, **fields: Any) -> Self:
         """A copy with other values, taken as they are: neither checked nor cast."""
@@ -279,6 +298,11 @@ def is_rule(x: Any) -> bool:
     return isinstance(x, Rule)
 
 
+def _holds(x: Any) -> bool:
+    """Whether `x` is one of the containers in which a rule keeps others."""
+    return isinstance(x, (tuple, list, dict))
+
+
 def every_rule(rule: Rule) -> list[Rule]:
     """The rule and all the rules inside it."""
     held = [vars(rule)[n] for n, kind in rule._kinds.items() if kind == "rule"]
@@ -348,6 +372,8 @@ class LeafRule(Rule):
         state_dtype: dtype in which floating state is kept; None for at least float32.
     State: `LeafState`.
     """
+
+    by_path: ClassVar[bool] = True
 
     state_dtype: DTypeLike | None = dataclasses.field(default=None, kw_only=True)
 

@@ -103,25 +103,26 @@ class Step(Generic[Model]):
         frame = _framed(layout, leaves, state.frozen)
         arrays = layout.gather(leaves)
         params = tuple(arrays[i] for i in frame.trained)
-        if frame is not known:
-            check_shapes("step", layout, leaves)
-            params = _to_give_away(params) if self.donate else params
+        if self.donate and frame is not known:
+            params = _to_give_away(params)
+        whole = not any(map(is_traced, arrays[:1]))
         others = tuple(arrays[i] for i in frame.frozen)
         rest = tuple(leaves[i] for i in frame.arrays)
         try:
             state, params, out = compiled(
-                state, params, others, rest, batch, frame=frame, **static
+                state, params, others, rest, batch, frame=frame, whole=whole, **static
             )
         except (RuntimeError, TypeError, ValueError) as error:
             _explain_deleted(layout, leaves, state, error)
-            check_shapes("step", layout, leaves)
             raise
         return state, frame.rebuild(params, leaves), out
 
     @cached_property
     def _one(self) -> Any:
         return jax.jit(
-            self._step, static_argnames="frame", donate_argnums=self._donated
+            self._step,
+            static_argnames=("frame", "whole"),
+            donate_argnums=self._donated,
         )
 
     @cached_property
@@ -134,12 +135,13 @@ class Step(Generic[Model]):
             batches: Any,
             *,
             frame: "Frame",
+            whole: bool,
             length: int | None,
         ) -> Any:
             def body(carry: Any, batch: Any) -> Any:
                 state, params = carry
                 state, params, out = self._step(
-                    state, params, others, rest, batch, frame=frame
+                    state, params, others, rest, batch, frame=frame, whole=whole
                 )
                 return (state, params), out
 
@@ -147,7 +149,9 @@ class Step(Generic[Model]):
             return state, params, outs
 
         return jax.jit(
-            steps, static_argnames=("frame", "length"), donate_argnums=self._donated
+            steps,
+            static_argnames=("frame", "whole", "length"),
+            donate_argnums=self._donated,
         )
 
     @property
@@ -163,16 +167,18 @@ class Step(Generic[Model]):
         batch: tuple[Any, ...],
         *,
         frame: "Frame",
+        whole: bool,
     ) -> tuple[State, tuple[Array, ...], Any]:
         def objective(params: tuple[Array, ...]) -> Any:
             model = frame.build(params, others, rest)
             out = self.loss(model, *batch)
             return out if self.has_aux else (out, None)
 
-        (value, aux), grads = jax.value_and_grad(objective, has_aux=True)(params)
         names = frame.names
         held = frame.slots(params, others)
         slots = Slots((name, held[name]) for name in names)
+        check_shapes("step", state.ties, slots.values(), whole=whole)
+        (value, aux), grads = jax.value_and_grad(objective, has_aux=True)(params)
         summed = Slots((name, None) for name in names)
         for i, g in zip(frame.trained, grads, strict=True):
             summed[names[i]] = g.conj() if jnp.iscomplexobj(g) else g

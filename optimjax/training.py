@@ -21,12 +21,9 @@ from optimjax.arrays import (
     widen,
 )
 from optimjax.hyper import (
-    RANGES,
     ByPath,
     Hyper,
     PerPath,
-    canonical,
-    check_range,
     is_schedule,
 )
 from optimjax.paths import Path, Slots, Where, complain, nearest, selector, with_paths
@@ -204,7 +201,7 @@ def update(
     ties = as_state(state, "update").ties.confirmed("update", model)
     state = dataclasses.replace(state, ties=ties)
     layout, leaves = state.ties.take_apart("update", model)
-    check_shapes("update", layout, leaves)
+    check_shapes("update", ties, layout.gather(leaves))
     grads = layout.accumulate(leaves, grads)
     if "value_fn" in context:
         of_model = context["value_fn"]
@@ -241,14 +238,20 @@ def descend(
     return dataclasses.replace(state, inner=inner), new
 
 
-def check_shapes(function: str, layout: Layout, leaves: list[Any]) -> None:
-    """Concrete arrays only: inside `vmap` or `shard_map` a leaf has another shape."""
+def check_shapes(
+    function: str, ties: Ties, arrays: Iterable[Any], *, whole: bool = False
+) -> None:
+    """ValueError where the array of a slot has another shape than `setup` saw.
+
+    Args:
+        whole: traced arrays have their whole shape, too. Elsewhere they are not looked
+            at: inside a user's `vmap` or `shard_map` they show a part of it.
+    """
     problems = {}
-    for slot, places in zip(layout.ties.slots, layout.positions, strict=True):
-        x = leaves[places[0][0]]
+    for slot, x in zip(ties.slots, arrays, strict=True):
         if not is_array(x):
             problems[slot.name] = f"a {type(x).__name__}, expected an array"
-        elif not is_traced(x) and x.shape != slot.shape:
+        elif x.shape != slot.shape and (whole or not is_traced(x)):
             problems[slot.name] = f"shape {x.shape}, expected {slot.shape}"
     if problems:
         raise ValueError(
@@ -341,18 +344,20 @@ def select(state: State, where: Where, function: str) -> list[Path]:
     A function is called with (path, slot); a slot has a name, a shape and a dtype.
     """
     as_state(state, function)
-    if isinstance(where, (list, tuple, set, frozenset)):  # each of them is to be found
-        found = {path for each in where for path in select(state, each, function)}
-        return [name for name in state.ties.names if name in found]
-    paths = [place.path for slot in state.ties.slots for place in slot.places]
-    wanted = selector(where, function, set(paths))
+    slot_of = {p.path: slot.name for slot in state.ties.slots for p in slot.places}
+    if isinstance(where, (list, tuple, set, frozenset)):  # each of them must be found
+        names = {slot_of[path] for path in where if path in slot_of}
+        for glob in where:
+            names.update(() if glob in slot_of else select(state, glob, function))
+        return [name for name in state.ties.names if name in names]
+    wanted = selector(where, function, slot_of)
 
     def takes(slot: Slot) -> bool:
         return any(wanted(place.path, slot) for place in slot.places)
 
     found = [slot.name for slot in state.ties.slots if takes(slot)]
     if not found:
-        hint = nearest(where, paths) if isinstance(where, str) else nearest("", paths)
+        hint = nearest(where if isinstance(where, str) else "", slot_of)
         raise ValueError(f"{function}: where={where!r} matches no slot.{hint}")
     return found
 
@@ -390,14 +395,13 @@ def adjust(state: State, where: Where = None, **changes: Hyper) -> State:
         fields = {}
         for name, value in changes.items():
             if name in known and mine:
-                owner = type(rule).__name__
-                value = canonical(value, f"adjust: {owner}: {name}")
-                bounds = rule.ranges.get(name, RANGES.get(name))
-                check_range(f"adjust: {owner}", name, value, bounds)
+                value = rule.checked(name, value, "adjust: ")
                 if isinstance(value, ByPath):
                     places = _slot_places(state.ties, mine)
                     value = value.bind(places, f"adjust: {name}")
-                fields[name] = _merged(known[name], value, slots, mine)
+                value = _merged(known[name], value, slots, mine)
+                owner = f"adjust: {type(rule).__name__}"
+                fields[name] = rule.unless_by_path(name, value, owner)
         used.update(fields)
         return rule.with_fields(**fields)
 

@@ -6,7 +6,7 @@ from typing import Any, Self
 import jax
 
 from optimjax.hyper import PerPath
-from optimjax.paths import Path, Slots, with_paths
+from optimjax.paths import Path, Slots, complain, with_paths
 from optimjax.rule import Part, Places, PyTree, Rule, rule, spread
 
 __all__ = ["Partition"]
@@ -21,7 +21,8 @@ class Partition(Rule):
     Args:
         rules: `{label: rule}`.
         labels: which group a slot belongs to: `{glob: label}`, where the first glob
-            that matches decides, or a function of (path, leaf) that returns a label.
+            that matches decides and `*` is for all the others, or a function of
+            (path, leaf) that returns a label.
     State: `{label: the state of its rule}`.
     Raises: TypeError if `labels` is neither (a tree of labels is neither taken nor
         called). By `setup`, ValueError for a label without a rule, a slot without a
@@ -54,21 +55,26 @@ class Partition(Rule):
                 )
             object.__setattr__(self, "labels", PerPath(labels))
 
-    def _rule_of(self, label: str) -> Rule:
-        if label not in self.rules:
-            raise ValueError(
-                f"Partition: label {label!r} has no rule. The labels are "
-                f"{list(self.rules)}."
-            )
-        return self.rules[label]
+    def _check(self, labels: Mapping[Path, Any]) -> None:
+        problems = {
+            path: f"label {label!r} has no rule"
+            for path, label in labels.items()
+            if label not in self.rules
+        }
+        if problems:
+            known = f"The labels are {', '.join(map(repr, self.rules))}."
+            raise ValueError(complain("Partition", problems, known))
 
     def _label(self, path: Path, leaf: Any) -> str:
-        found = self.labels(path, leaf, "Partition")
-        self._rule_of(found)
-        return found
+        label = self.labels(path, leaf, "Partition")
+        self._check({path: label})
+        return label
 
     def bind(self, places: Places) -> Self:
-        table = self.labels.bind(places, "Partition", self._rule_of)
+        table = self.labels.bind(
+            places, "Partition", lambda label: self.rules.get(label, label)
+        )
+        self._check(table)
         rules = {
             label: inner.bind({s: places[s] for s in table if table[s] == label})
             for label, inner in self.rules.items()
