@@ -6,8 +6,10 @@ state, model = oj.update(state, model, grads)
 
 from optimjax import (
     arrays,
+    finding,
     flat,
     hyper,
+    live,
     rule,
     rules,
     show,
@@ -20,8 +22,10 @@ from optimjax import (
 # Joined before the star imports: one of them brings a decorator called `rule`.
 __all__ = []
 __all__ += arrays.__all__
+__all__ += finding.__all__
 __all__ += flat.__all__
 __all__ += hyper.__all__
+__all__ += live.__all__
 __all__ += rule.__all__
 __all__ += rules.__all__
 __all__ += show.__all__
@@ -31,8 +35,10 @@ __all__ += training.__all__
 __all__ += transforms.__all__
 
 from optimjax.arrays import *
+from optimjax.finding import *
 from optimjax.flat import *
 from optimjax.hyper import *
+from optimjax.live import *
 from optimjax.rule import *
 from optimjax.rules import *
 from optimjax.show import *

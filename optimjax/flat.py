@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from optimjax.finding import TiesArg, find_ties
 from optimjax.paths import Slots, Where
-from optimjax.ties import TiesArg, find_ties
 
 __all__ = ["destructure", "trainables"]
 

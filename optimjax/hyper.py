@@ -111,7 +111,9 @@ class PerPath:
             table[slot] = first
         if isinstance(self.source, Mapping):
             for glob in self.source:
-                if glob != "*" and not any(map(pattern(glob, known), known)):
+                if glob == "*" or glob in known:
+                    continue
+                if not any(map(pattern(glob, known), known)):
                     raise ValueError(
                         f"{owner}: pattern {glob!r} matches no trainable leaf."
                         + nearest(glob, sorted(known))

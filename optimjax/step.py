@@ -11,8 +11,8 @@ import numpy as np
 from jax import Array
 
 from optimjax.arrays import buffer, is_numeric, is_traced
+from optimjax.layout import Layout
 from optimjax.paths import Path, Slots, complain
-from optimjax.ties import Layout
 from optimjax.training import State, as_state, check_shapes, descend
 
 __all__ = ["Step", "make_step"]
@@ -210,14 +210,15 @@ class Frame:
 
     @property
     def names(self) -> tuple[Path, ...]:
-        return self.layout.ties.names
+        return self.layout.names
 
     @cached_property
     def _key(self) -> tuple[Any, ...]:
         # 1, 1.0 and True are equal, but a loss may tell them apart.
         constants = tuple((i, type(x), _hashable(x)) for i, x in self.constants)
         return (
-            self.layout.ties,
+            self.layout.names,
+            self.layout.positions,
             self.layout.structure,
             self.trained,
             self.arrays,
@@ -287,7 +288,7 @@ def _framed(layout: Layout, leaves: list[Any], frozen: tuple[Path, ...]) -> Fram
         if same and all(is_numeric(leaves[i]) for i in last.arrays):
             return last
     still = set(frozen)
-    numbered = list(enumerate(layout.ties.names))
+    numbered = list(enumerate(layout.names))
     frame = Frame(
         layout,
         tuple(i for i, name in numbered if name not in still),

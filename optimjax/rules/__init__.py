@@ -1,9 +1,19 @@
 """Rules that turn gradients into steps, one file per family."""
 
-from optimjax.rules import adam, sgd
+from optimjax.rules import adagrad, adam, adam_variants, optimistic, sgd, sign, trust
+from optimjax.rules.adagrad import *
 from optimjax.rules.adam import *
+from optimjax.rules.adam_variants import *
+from optimjax.rules.optimistic import *
 from optimjax.rules.sgd import *
+from optimjax.rules.sign import *
+from optimjax.rules.trust import *
 
 __all__ = []
+__all__ += adagrad.__all__
 __all__ += adam.__all__
+__all__ += adam_variants.__all__
+__all__ += optimistic.__all__
 __all__ += sgd.__all__
+__all__ += sign.__all__
+__all__ += trust.__all__

@@ -1,20 +1,72 @@
 """Adam and its closest kin."""
 
-from typing import NamedTuple
+import math
+from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import abs_sq, zeros_like
 from optimjax.hyper import Hyper
-from optimjax.rule import LeafRule, Selection, rule
+from optimjax.rule import LeafRule, PyTree, Selection, rule
 
-__all__ = ["Adam", "AdamW"]
+__all__ = ["AMSGrad", "AMSGradW", "Adam", "AdamW", "NAdam", "NAdamW"]
 
 
 class Moments(NamedTuple):
     m: Array
     v: Array
+
+
+@rule
+class Decoupled(LeafRule):
+    """Weight decay apart from the gradient, for the rule that stands behind this one.
+
+    `class AdamW(Decoupled, Adam)` takes Adam's steps, and shrinks the parameter.
+    """
+
+    weight_decay: Hyper = 1e-4
+    couple: bool = True
+    decay_where: Selection = None
+
+    def apply_leaf(self, state, x, g, t):
+        state, step = super().apply_leaf(state, x, g, t)
+        if self.decay_where:
+            rate = cast(Any, self).learning_rate if self.couple else 1
+            step = step + rate * self.weight_decay * x
+        return state, step
+
+
+def momentum(m, g, b1, t, nesterov):
+    """The first moment without its bias to zero; with Nesterov, that of the next step
+    if the same gradient comes again."""
+    if nesterov:
+        return b1 * m / (1 - b1 ** (t + 1)) + (1 - b1) * g / (1 - b1**t)
+    return m / (1 - b1**t)
+
+
+@rule
+class AdamW(Decoupled, Adam)` takes Adam's steps, and shrinks the parameter.
+    """
+
+    weight_decay: Hyper = 1e-4
+    couple: bool = True
+    decay_where: Selection = None
+
+    def apply_leaf(self, state, x, g, t):
+        state, step = super().apply_leaf(state, x, g, t)
+        if self.decay_where:
+            rate = cast(Any, self).learning_rate if self.couple else 1
+            step = step + rate * self.weight_decay * x
+        return state, step
+
+
+def momentum(m, g, b1, t, nesterov):
+    """The first moment without its bias to zero; with Nesterov, that of the next step
+    if the same gradient comes again."""
+    if nesterov:
+        return b1 * m / (1 - b1 ** (t + 1)) + (1 - b1) * g / (1 - b1**t)
+    return m / (1 - b1**t)
 
 
 @rule
@@ -69,7 +121,7 @@ class Adam(LeafRule):
 
 
 @rule
-class AdamW(Adam):
+class AdamW(Decoupled, Adam):
     """Adam with weight decay apart from the moments.
 
         step = adam_step + learning_rate * weight_decay * x     couple=True
@@ -97,13 +149,178 @@ class AdamW(Adam):
     ([0.1011, -0.1145], [-0.02477])
     """
 
-    weight_decay: Hyper = 1e-4
-    couple: bool = True
-    decay_where: Selection = None
+
+class NesterovMoments(NamedTuple):
+    m: Array
+    v: Array
+    p: Array | None
+
+
+@rule
+class NAdam(Adam):
+    """Adam with Nesterov's momentum.
+
+        m    <- b1 * m + (1 - b1) * g
+        v    <- b2 * v + (1 - b2) * |g|^2
+        d     = mu(t+1) * m / (1 - p(t+1)) + (1 - mu(t)) * g / (1 - p(t))
+        step  = learning_rate * d / (sqrt(v / (1 - b2^t) + eps_root) + eps)
+
+        mu(t) = b1                                        momentum_decay=None
+        mu(t) = b1 * (1 - 0.96^(t * momentum_decay) / 2)  otherwise
+        p(t)  = mu(1) * ... * mu(t)
+
+    Without `momentum_decay` this is optax's; torch's is with it, and its defaults are
+    `learning_rate=2e-3, momentum_decay=4e-3`.
+
+    Args:
+        learning_rate, b1, b2, eps, eps_root: as for `Adam`.
+        momentum_decay: how fast the momentum rises from about b1 / 2 to b1, per step,
+            >= 0; None for b1 from the start.
+    State: `m` and `v`, as for `Adam`; with `momentum_decay`, `p`, real, ().
+    Raises: ValueError if a number is outside its range.
+    Source: Dozat 2016, Algorithm 2 of "Incorporating Nesterov momentum into Adam", with
+        the schedule of Sutskever et al. 2013 as in its section 3.
+
+    >>> x = {"w": jnp.array([1.0, -2.0])}
+    >>> nadam = NAdam(learning_rate=0.1)
+    >>> state, _ = nadam.apply(nadam.init(x), x, {"w": jnp.array([0.5, -3.0])})
+    >>> state, steps = nadam.apply(state, x, {"w": jnp.array([-0.1, 2.0])})
+    >>> steps["w"].tolist()
+    [0.01764, 0.03217]
+    """
+
+    ranges: ClassVar = {"momentum_decay": (0.0, math.inf, False)}
+
+    momentum_decay: Hyper | None = None
+
+    def init_leaf(self, x):
+        m, v = super().init_leaf(x)
+        p = None if self.momentum_decay is None else jnp.ones((), v.dtype)
+        return NesterovMoments(m, v, p)
+
+    def mu(self, t):
+        if self.momentum_decay is None:
+            return self.b1
+        return self.b1 * (1 - 0.5 * 0.96 ** (t * self.momentum_decay))
 
     def apply_leaf(self, state, x, g, t):
-        state, step = super().apply_leaf(state, x, g, t)
-        if self.decay_where:
-            rate = self.learning_rate if self.couple else 1
-            step = step + rate * self.weight_decay * x
-        return state, step
+        m = self.b1 * state.m + (1 - self.b1) * g
+        v = self.b2 * state.v + (1 - self.b2) * abs_sq(g)
+        mu, ahead = self.mu(t), self.mu(t + 1)
+        p = self.b1**t if state.p is None else state.p * mu
+        d = ahead * m / (1 - p * ahead) + (1 - mu) * g / (1 - p)
+        root = jnp.sqrt(v / (1 - self.b2**t) + self.eps_root)
+        new = NesterovMoments(m, v, None if state.p is None else p)
+        return new, self.learning_rate * d / (root + self.eps)
+
+
+@rule
+class NAdamW(Decoupled, NAdam):
+    """NAdam with weight decay apart from the moments, as `AdamW` has it.
+
+    optax's nadamw; torch's NAdam with `decoupled_weight_decay` has the defaults of its
+    NAdam, and no decay.
+
+    Args:
+        learning_rate, b1, b2, eps, eps_root, momentum_decay: as for `NAdam`.
+        weight_decay, couple, decay_where: as for `AdamW`.
+    State: as for `NAdam`.
+    Raises: ValueError if a number is outside its range.
+    Source: Dozat 2016, as for `NAdam`; Loshchilov and Hutter 2019, arXiv:1711.05101.
+
+    >>> x = {"w": jnp.array([1.0, -2.0])}
+    >>> nadamw = NAdamW(0.1, momentum_decay=0.3, weight_decay=0.5)
+    >>> state, _ = nadamw.apply(nadamw.init(x), x, {"w": jnp.array([0.5, -3.0])})
+    >>> state, steps = nadamw.apply(state, x, {"w": jnp.array([-0.1, 2.0])})
+    >>> steps["w"].tolist()
+    [0.03609, -0.04789]
+    """
+
+
+class MaxMoments(NamedTuple):
+    m: Array
+    v: Array
+    v_max: Array
+
+
+Debias = Literal["before", "after", "never"]
+
+
+@rule
+class AMSGrad(Adam):
+    """Adam whose second moment never falls.
+
+        m     <- b1 * m + (1 - b1) * g
+        v     <- b2 * v + (1 - b2) * |g|^2
+        v_max <- max(v_max, v / (1 - b2^t))
+        m_hat  = m / (1 - b1^t)
+        step   = learning_rate * m_hat / (sqrt(v_max + eps_root) + eps)
+
+    The paper corrects no bias. Of the ways to do it, the default, optax's, is the one
+    that keeps what the paper proves: the step per unit of momentum never grows. torch
+    takes the maximum first, and divides it by a 1 - b2^t that still rises.
+
+    Args:
+        learning_rate, b1, b2, eps, eps_root: as for `Adam`.
+        debias_m: divide m by 1 - b1^t.
+        debias_v: divide v by 1 - b2^t "before" the maximum is taken (optax), "after" it
+            (torch), or "never" (the paper, optax with `bias_correction_nu=False`).
+    State: `m`, `v` and `v_max`, shape of the parameter; `v` and `v_max` real.
+    Raises: ValueError if a number is outside its range, or for another `debias_v`.
+    Source: Reddi et al. 2018, Algorithm 2, arXiv:1904.09237.
+
+    >>> x = {"w": jnp.array([1.0, -2.0])}
+    >>> amsgrad = AMSGrad(learning_rate=0.1, b2=0.9)
+    >>> state, _ = amsgrad.apply(amsgrad.init(x), x, {"w": jnp.array([0.5, -3.0])})
+    >>> state, steps = amsgrad.apply(state, x, {"w": jnp.array([-0.1, 4.0])})
+    >>> steps["w"].tolist()
+    [0.03684, 0.01921]
+    """
+
+    debias_m: bool = True
+    debias_v: Debias = "before"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.debias_v not in get_args(Debias):
+            raise ValueError(
+                f"{type(self).__name__}: debias_v is {self.debias_v!r}, expected "
+                "'before', 'after' or 'never'."
+            )
+
+    def init_leaf(self, x):
+        return MaxMoments(*super().init_leaf(x), zeros_like(x, real=True))
+
+    def apply_leaf(self, state, x, g, t):
+        m = self.b1 * state.m + (1 - self.b1) * g
+        v = self.b2 * state.v + (1 - self.b2) * abs_sq(g)
+        bias = 1 - self.b2**t
+        v_max = jnp.maximum(state.v_max, v / bias if self.debias_v == "before" else v)
+        v_hat = v_max / bias if self.debias_v == "after" else v_max
+        m_hat = m / (1 - self.b1**t) if self.debias_m else m
+        root = jnp.sqrt(v_hat + self.eps_root)
+        return MaxMoments(m, v, v_max), self.learning_rate * m_hat / (root + self.eps)
+
+
+@rule
+class AMSGradW(Decoupled, AMSGrad):
+    """AMSGrad with weight decay apart from the moments, as `AdamW` has it.
+
+    torch's AdamW with `amsgrad=True` is `AMSGradW(weight_decay=1e-2,
+    debias_v="after")`.
+
+    Args:
+        learning_rate, b1, b2, eps, eps_root, debias_m, debias_v: as for `AMSGrad`.
+        weight_decay, couple, decay_where: as for `AdamW`.
+    State: as for `AMSGrad`.
+    Raises: ValueError if a number is outside its range, or for another `debias_v`.
+    Source: Reddi et al. 2018, arXiv:1904.09237; Loshchilov and Hutter 2019,
+        arXiv:1711.05101.
+
+    >>> x = {"w": jnp.array([1.0, -2.0])}
+    >>> amsgradw = AMSGradW(0.1, b2=0.9, debias_v="after", weight_decay=0.5)
+    >>> state, _ = amsgradw.apply(amsgradw.init(x), x, {"w": jnp.array([0.5, -3.0])})
+    >>> state, steps = amsgradw.apply(state, x, {"w": jnp.array([-0.1, 2.0])})
+    >>> steps["w"].tolist()
+    [0.1008, -0.1146]
+    """

@@ -1,199 +1,25 @@
-"""`check_rule`: the conformance suite that the author of a rule runs.
-
-Every promise that `update` makes for a rule, tried on small models: a rule that passes
-can be jitted, scanned, swept, donated, tied, skipped and kept in any precision.
-"""
+"""The promises that a rule keeps, one function each; its docstring says which."""
 
 import dataclasses
 import typing
-from collections.abc import Callable, Iterator
-from functools import cached_property
+from collections.abc import Iterator
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optimjax.arrays import buffer, compute_dtype, is_inexact
+from optimjax.arrays import buffer, is_inexact
 from optimjax.hyper import ByPath, is_schedule
+from optimjax.live import adjust, freeze, thaw
 from optimjax.paths import Slots
-from optimjax.rule import Count, PyTree, Rule, every_rule, is_rule
-from optimjax.training import State, adjust, align, freeze, setup, thaw, update
+from optimjax.rule import Count, PyTree, every_rule
+from optimjax.testing.subject import STEPS, Subject, close, identical, same_kind
+from optimjax.training import State, align, setup, update
 
-__all__ = ["RuleError", "check_rule"]
-
-Check = Callable[["Subject"], None]
-CHECKS: list[Check] = []
-STEPS = 4
+__all__ = []
 
 
-class RuleError(AssertionError):
-    """What `check_rule` raises: which promises a rule breaks, and how."""
-
-
-def check_rule(
-    rule: Rule, *, problem: Callable[[PyTree], Any] | None = None, verbose: bool = False
-) -> None:
-    """Try every promise of a rule; return None if all of them hold.
-
-    Checked: purity; the state is a fixed point of `update` (structure, shapes, dtypes,
-    weak types), for gradients of other float dtypes too; jit, scan and vmap over the
-    hyperparameters give what plain calls give; no new trace when a value changes;
-    schedules; tied places are one slot with summed gradients; a skipped or frozen slot
-    stays bit for bit; donation; bf16, f16, f32 and f64; complex parameters, where
-    `complex_ok`; empty and scalar arrays; a full step counter.
-
-    Args:
-        rule: an instance, with the hyperparameters that are to be tried. It is tried
-            on models of several paths: write choices by path as functions.
-        problem: a loss, function of a dict of arrays, of which `value=` and `value_fn=`
-            are taken for rules that need them; None for a quadratic.
-        verbose: print the name of each check.
-    Raises: RuleError that lists the checks that failed, and how.
-
-    >>> import optimjax as oj
-    >>> from optimjax import testing
-    >>> testing.check_rule(oj.SGD(0.1, momentum=0.9))
-    """
-    if not is_rule(rule):
-        raise TypeError(f"check_rule: a {type(rule).__name__}, expected a rule.")
-    subject = Subject(rule, problem or quadratic)
-    failures = []
-    for check in CHECKS:
-        name = check.__name__.replace("_", " ")
-        if verbose:
-            print(name)
-        try:
-            check(subject)
-        except Exception as error:
-            how = str(error).strip() or repr(error)
-            if not isinstance(error, AssertionError):
-                how = f"{type(error).__name__}: {how}"
-            failures.append(f"* {name} ({str(check.__doc__).strip()}):\n    {how}")
-    if failures:
-        raise RuleError(
-            f"{rule!r}: {len(failures)} of {len(CHECKS)} checks failed.\n"
-            + "\n".join(failures)
-        )
-
-
-def quadratic(params: PyTree) -> Any:
-    """A loss with a curvature and a minimum of its own for each number."""
-    total = jnp.zeros((), jnp.float32)
-    for i, x in enumerate(jax.tree.leaves(params)):
-        scale = 0.5 + i + jnp.arange(x.size, dtype=jnp.float32).reshape(x.shape) / 7
-        wide = x.astype(compute_dtype(x.dtype))
-        distance = jnp.abs(wide - 0.3).astype(jnp.float32)
-        total = total + jnp.sum(scale * distance**2)
-    return total
-
-
-@dataclasses.dataclass(frozen=True)
-class Subject:
-    """The rule on trial, and what it is tried on."""
-
-    rule: Rule
-    problem: Callable[[PyTree], Any]
-
-    @property
-    def context_needed(self) -> bool:
-        return any(rule.needs for rule in every_rule(self.rule))
-
-    @property
-    def state_dtype_chosen(self) -> bool:
-        return any(getattr(rule, "state_dtype", None) for rule in every_rule(self.rule))
-
-    def rtol(self, usual: float) -> float:
-        """A tolerance between dtypes: a state of 16 bits rounds at every step."""
-        return max(usual, 3e-2) if self.state_dtype_chosen else usual
-
-    def model(self, dtype: Any = jnp.float32, seed: int = 0) -> dict[str, Any]:
-        """A model of two shapes; its numbers are exact in bf16, and none is special."""
-        rng = np.random.default_rng(seed)
-
-        def array(*shape: int) -> Any:
-            coarse = rng.integers(-23, 23, shape) / 32 + 1 / 64
-            return jnp.asarray(coarse, dtype)
-
-        return {"w": array(3, 2), "b": array(4)}
-
-    def grads(self, model: PyTree, seed: int) -> PyTree:
-        """Gradients that change sign from step to step, exact in bf16."""
-        if self.context_needed:
-            return jax.grad(self.problem)(model)
-        rng = np.random.default_rng(100 + seed)
-
-        def one(x: Any) -> Any:
-            g = rng.integers(-31, 31, x.shape) / 16 + 1 / 32
-            return jnp.asarray(g, x.dtype)
-
-        return jax.tree.map(one, model)
-
-    def context(self, model: PyTree, problem: Any = None) -> dict[str, Any]:
-        """What a rule that needs more than gradients is given."""
-        fn = problem or self.problem
-        return {"value": fn(model), "value_fn": fn} if self.context_needed else {}
-
-    def update(self, state: State, model: PyTree, grads: PyTree) -> Any:
-        return update(state, model, grads, **self.context(model))
-
-    @cached_property
-    def step(self) -> Any:
-        """`update`, compiled."""
-        return jax.jit(self.update)
-
-    def run(
-        self, model: PyTree, state: State | None = None, steps: int = STEPS
-    ) -> tuple[State, PyTree]:
-        """A few compiled steps."""
-        start = setup(self.rule, model) if state is None else state
-        return self._run(start, model, steps)
-
-    def _run(self, state: State, model: PyTree, steps: int) -> tuple[State, PyTree]:
-        for i in range(steps):
-            state, model = self.step(state, model, self.grads(model, i))
-        return state, model
-
-
-def check(function: Check) -> Check:
-    CHECKS.append(function)
-    return function
-
-
-def same_kind(before: PyTree, after: PyTree, what: str) -> None:
-    """Same structure, shapes, dtypes and weak types."""
-
-    def kind(x: Any) -> tuple[Any, ...]:
-        return x.shape, x.dtype.name, getattr(x, "weak_type", False)
-
-    old, new = jax.tree.structure(before), jax.tree.structure(after)
-    assert old == new, f"{what} had structure {old}, and then {new}"
-    pairs = zip(
-        jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True
-    )
-    for (keys, a), b in pairs:
-        path = jax.tree_util.keystr(keys)
-        assert kind(a) == kind(b), f"{what}{path} was {kind(a)}, and then {kind(b)}"
-
-
-def close(a: PyTree, b: PyTree, rtol: float = 2e-5, atol: float = 1e-6) -> None:
-    chex.assert_trees_all_close(
-        jax.tree.map(np.asarray, a), jax.tree.map(np.asarray, b), rtol=rtol, atol=atol
-    )
-
-
-def identical(a: PyTree, b: PyTree) -> None:
-    """Bit for bit; NaNs are equal if their bits are."""
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        assert np.asarray(x).tobytes() == np.asarray(y).tobytes(), f"{x} became {y}"
-
-
-def copied(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
-
-
-@check
 def is_a_value(s: Subject) -> None:
     """rules compare, hash, flatten and print"""
     leaves, structure = jax.tree.flatten(s.rule)
@@ -203,7 +29,6 @@ def is_a_value(s: Subject) -> None:
     assert type(s.rule).__name__ in repr(setup(s.rule, s.model()))
 
 
-@check
 def is_pure(s: Subject) -> None:
     """the same arguments give the same results, jitted too, and none is changed"""
     model = s.model()
@@ -217,7 +42,6 @@ def is_pure(s: Subject) -> None:
     close(first, s.step(state, model, grads))
 
 
-@check
 def works_alone_on_a_nested_tree(s: Subject) -> None:
     """init and apply are functions over any pytree"""
     model = s.model()
@@ -227,7 +51,6 @@ def works_alone_on_a_nested_tree(s: Subject) -> None:
     same_kind(nested, steps, "the steps")
 
 
-@check
 def keeps_the_state_a_fixed_point(s: Subject) -> None:
     """structure, shapes, dtypes and weak types of state and parameters stay"""
     for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
@@ -249,7 +72,6 @@ def keeps_the_state_a_fixed_point(s: Subject) -> None:
     same_kind((state, weak), after, "with a weakly typed parameter, ")
 
 
-@check
 def gives_the_same_under_scan(s: Subject) -> None:
     """scan = loop"""
     model = s.model()
@@ -281,7 +103,6 @@ def varied(state: State, factor: float) -> State:
     )
 
 
-@check
 def sweeps_hyperparameters_under_vmap(s: Subject) -> None:
     """vmap over hyperparameters from setup on = one run each"""
     factors = jnp.array([0.6, 0.9])
@@ -299,7 +120,6 @@ def sweeps_hyperparameters_under_vmap(s: Subject) -> None:
         close(run(factor), jax.tree.map(lambda x, i=i: x[i], swept), rtol=1e-4)
 
 
-@check
 def compiles_once_whatever_the_values(s: Subject) -> None:
     """a change of any hyperparameter, or the second call, is no new trace"""
     model = s.model()
@@ -315,7 +135,6 @@ def compiles_once_whatever_the_values(s: Subject) -> None:
     assert len(traces) == 1, f"{len(traces)} traces in 3 steps"
 
 
-@check
 def takes_schedules(s: Subject) -> None:
     """a schedule that is constant does what the constant does"""
     model = s.model()
@@ -329,7 +148,6 @@ def takes_schedules(s: Subject) -> None:
     close(s.run(model)[1], s.run(model, setup(scheduled, model))[1], rtol=1e-4)
 
 
-@check
 def sums_the_gradients_of_tied_places(s: Subject) -> None:
     """tied places share one slot, and take one step with the sum"""
     single = s.model()
@@ -352,7 +170,6 @@ def sums_the_gradients_of_tied_places(s: Subject) -> None:
     )
 
 
-@check
 def leaves_a_skipped_slot_as_it_is(s: Subject) -> None:
     """None or frozen: parameter, state and own count stay bit for bit"""
     model = s.model()
@@ -378,7 +195,6 @@ def own_counts(state: State) -> list[Any]:
     return [n.own["w"] for n in nodes if "w" in getattr(n, "own", ())]
 
 
-@check
 def can_be_donated(s: Subject) -> None:
     """no two leaves of state and model share a buffer, and all can be given away"""
     model = s.model()
@@ -391,7 +207,6 @@ def can_be_donated(s: Subject) -> None:
     assert all(bool(jnp.all(jnp.isfinite(x))) for x in model.values())
 
 
-@check
 def computes_in_float32_at_least(s: Subject) -> None:
     """16-bit parameters take the float32 step, rounded once; their state is float32"""
     exact = s.model()
@@ -417,7 +232,6 @@ def computes_in_float32_at_least(s: Subject) -> None:
         )
 
 
-@check
 def computes_in_float64(s: Subject) -> None:
     """under x64 state and parameters are float64, and agree with float32"""
     _, single = s.run(s.model())
@@ -434,7 +248,6 @@ def computes_in_float64(s: Subject) -> None:
     close(mixed, single, s.rtol(1e-3), s.rtol(1e-4))
 
 
-@check
 def takes_complex_parameters(s: Subject) -> None:
     """complex without imaginary part = real; or a TypeError that names the path"""
     model = s.model()
@@ -456,7 +269,6 @@ def takes_complex_parameters(s: Subject) -> None:
     close(jax.tree.map(jnp.imag, result), jax.tree.map(jnp.zeros_like, real))
 
 
-@check
 def takes_empty_and_scalar_arrays(s: Subject) -> None:
     """shapes () and (0, 3) are as good as any"""
     model = {"e": jnp.zeros((0, 3)), "s": jnp.asarray(np.float32(0.7))}
@@ -466,7 +278,6 @@ def takes_empty_and_scalar_arrays(s: Subject) -> None:
     assert bool(jnp.isfinite(new["s"])), f"the scalar became {new['s']}"
 
 
-@check
 def survives_a_full_counter(s: Subject) -> None:
     """at 2^31 - 1 updates the count stays there and the step stays finite"""
     model = s.model()
@@ -486,3 +297,23 @@ def survives_a_full_counter(s: Subject) -> None:
             assert int(node.count) == most, f"the count became {int(node.count)}"
     finite = Slots({k: bool(jnp.all(jnp.isfinite(x))) for k, x in model.items()})
     assert all(finite.values()), f"not finite: {finite}"
+
+
+CHECKS = (
+    is_a_value,
+    is_pure,
+    works_alone_on_a_nested_tree,
+    keeps_the_state_a_fixed_point,
+    gives_the_same_under_scan,
+    sweeps_hyperparameters_under_vmap,
+    compiles_once_whatever_the_values,
+    takes_schedules,
+    sums_the_gradients_of_tied_places,
+    leaves_a_skipped_slot_as_it_is,
+    can_be_donated,
+    computes_in_float32_at_least,
+    computes_in_float64,
+    takes_complex_parameters,
+    takes_empty_and_scalar_arrays,
+    survives_a_full_counter,
+)

@@ -1,0 +1,198 @@
+"""Where slots stand in a model: gather, accumulate and scatter by position."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from optimjax.arrays import compute_dtype, is_array, wider
+from optimjax.paths import Path, Slots, complain, nearest, spell, with_paths
+
+__all__ = []
+
+Transform: TypeAlias = Callable[[Array], Array]
+Structure: TypeAlias = Any  # a PyTreeDef, which JAX does not export as a type
+
+
+class Layout(NamedTuple):
+    """The slots in a model of one structure, by the position of each leaf.
+
+    Attributes:
+        names: of the slots.
+        structure: of the model.
+        paths: of its leaves.
+        positions: for each slot its places: (number of the leaf, transform or None).
+        rest: numbers of the leaves that belong to no slot.
+        gradients: a memo: for each structure of gradients, the leaf that each is of.
+        frames: a memo of the compiled step.
+    """
+
+    names: tuple[Path, ...]
+    structure: Structure
+    paths: tuple[Path, ...]
+    positions: tuple[tuple[tuple[int, Transform | None], ...], ...]
+    rest: tuple[int, ...]
+    gradients: dict[Structure, list[int | None]]
+    frames: dict[Any, Any]
+
+    def gather(self, leaves: list[Any]) -> list[Array]:
+        """The array of each slot."""
+        return [leaves[places[0][0]] for places in self.positions]
+
+    def scatter(self, arrays: Mapping[Path, Array], leaves: list[Any]) -> Any:
+        """The model with `arrays` at all their places; other leaves as in `leaves`."""
+        leaves = list(leaves)
+        for name, places in zip(self.names, self.positions, strict=True):
+            array = arrays.get(name)
+            if array is not None:
+                for i, transform in places:
+                    leaves[i] = array if transform is None else transform(array)
+        return self.structure.unflatten(leaves)
+
+    def accumulate(self, leaves: list[Any], grads: Any) -> Slots:
+        """{slot: sum of the gradients at its places}; None where no place has one.
+
+        Args:
+            leaves: the model's leaves.
+            grads: a tree like the model, in which None may stand for a leaf or a branch
+                and the containers may be others, as long as the paths are the same.
+        Raises:
+            ValueError: a gradient has another shape than its leaf, or is complex where
+                that is real; a gradient is missing, or belongs to no leaf.
+            TypeError: a gradient arrives for a Python number.
+        """
+        given = self._match(leaves, grads)
+        sums = Slots()
+        for name, places in zip(self.names, self.positions, strict=True):
+            total = None
+            first = places[0][0]
+            for i, transform in places:
+                g = given[i]
+                if g is None:
+                    continue
+                if transform is not None:
+                    _, pull_back = jax.vjp(transform, jnp.asarray(leaves[first]))
+                    (g,) = pull_back(jnp.asarray(g, leaves[i].dtype))
+                if len(places) > 1:  # partial derivatives are summed wide
+                    g = jnp.asarray(g)
+                    g = g.astype(compute_dtype(g.dtype))
+                total = g if total is None else add(total, g)
+            sums[name] = None if total is None else jnp.asarray(total)
+        return sums
+
+    def _match(self, leaves: list[Any], grads: Any) -> list[Any]:
+        """The gradient of each leaf of the model, checked; None where there is none."""
+        given, structure = jax.tree.flatten(grads)
+        if structure == self.structure:
+            found = given
+        else:
+            given, structure = jax.tree.flatten(grads, is_leaf=_is_none)
+            if structure not in self.gradients:
+                self.gradients[structure] = self._pair(grads)
+            found = [None] * len(self.paths)
+            for g, i in zip(given, self.gradients[structure], strict=True):
+                if i is not None:
+                    found[i] = g
+                elif g is not None:
+                    self._refuse_strangers(grads)
+        trained = {i for places in self.positions for i, _ in places}
+        wrong, numbers, checked = {}, {}, [None] * len(found)
+        for i, g in enumerate(found):
+            if g is None or _is_float0(g):
+                continue
+            if i in trained:
+                problem = _misfit(leaves[i], g)
+                if problem:
+                    wrong[self.paths[i]] = problem
+                checked[i] = g
+            elif not is_array(leaves[i]) and _is_gradient(leaves[i], g):
+                numbers[self.paths[i]] = (
+                    f"a gradient for a {type(leaves[i]).__name__}, which is not "
+                    "trained, expected None"
+                )
+        if numbers:
+            remedy = "To train a number, make it an array: jnp.asarray(value)."
+            raise TypeError(complain("update", numbers, remedy))
+        if wrong:
+            raise ValueError(complain("update", wrong, NOT_THE_TREE))
+        return checked
+
+    def _pair(self, grads: Any) -> list[int | None]:
+        """Which leaf each leaf of `grads` (None counts as one) is the gradient of.
+
+        Raises: ValueError if a slot's place has no gradient, not even a None.
+        """
+        keyed, _ = jax.tree_util.tree_flatten_with_path(grads, is_leaf=_is_none)
+        index = {path: i for i, path in enumerate(self.paths)}
+        paths = spell([keys for keys, _ in keyed])
+        covered = set(paths)
+        trained = [self.paths[i] for places in self.positions for i, _ in places]
+        problems = {
+            path: "no gradient, expected one, or None to leave it as it is"
+            for path in trained
+            if covered.isdisjoint(branches(path))
+        }
+        if problems:
+            raise ValueError(complain("update", problems, NOT_THE_TREE))
+        return [index.get(path) for path in paths]
+
+    def _refuse_strangers(self, grads: Any) -> None:
+        known = set(self.paths)
+        problems = {
+            path: "a gradient without a leaf in the model"
+            for path in with_paths(grads)
+            if path not in known
+        }
+        hint = nearest(next(iter(problems)), self.paths)
+        raise ValueError(complain("update", problems, NOT_THE_TREE) + hint)
+
+
+NOT_THE_TREE = "Take the gradient with respect to the model that update is given."
+
+
+def branches(path: Path) -> list[Path]:
+    """The path and every branch above it, up to the whole model, which is ''."""
+    parts = path.split("/")
+    return ["", *("/".join(parts[:n]) for n in range(1, len(parts) + 1))]
+
+
+def add(a: Array, b: Array) -> Array:
+    """The sum, in the wider of two float dtypes, whatever promotion is in force."""
+    dtype = wider(a.dtype, b.dtype)
+    return a.astype(dtype) + b.astype(dtype)
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
+
+
+def _is_float0(x: Any) -> bool:
+    return getattr(x, "dtype", None) == jax.dtypes.float0
+
+
+def _is_gradient(leaf: Any, g: Any) -> bool:
+    """Whether `g` means something to `leaf`, which is no array: a function or string
+    that only stands where the model has it does not."""
+    return is_array(g) or isinstance(leaf, (float, complex, np.inexact))
+
+
+def _misfit(leaf: Any, g: Any) -> str | None:
+    """What is wrong with `g` as a gradient of `leaf`; None if nothing is."""
+    if not (is_array(g) or isinstance(g, (int, float, complex, np.generic))):
+        return f"gradient is a {type(g).__name__}, expected an array"
+    if np.shape(g) != np.shape(leaf):
+        return (
+            f"gradient has shape {np.shape(g)}, expected {np.shape(leaf)} like its "
+            "parameter (gradients are not broadcast: transpose or reshape it)"
+        )
+    dtype = jnp.result_type(g)
+    if is_array(g) and not jnp.issubdtype(dtype, jnp.inexact):
+        return f"gradient has dtype {dtype.name}, expected a floating one"
+    if jnp.iscomplexobj(g) and not jnp.iscomplexobj(leaf):
+        return (
+            f"gradient has dtype {dtype.name}, expected a real one like its parameter"
+        )
+    return None
