@@ -176,7 +176,7 @@ evaluate = jax.jit(loss)
 
 
 @partial(jax.jit, static_argnames="length")
-def generate(model, prompt, key, *, length, temperature=0.8):
+def generate(model, prompt, key, *, length, temperature=0.7):
     """`length` bytes after `prompt` (time,); each sees as many bytes as the first."""
 
     def next_byte(window, key):

@@ -40,6 +40,10 @@ def sized(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("s" if count != 1 else "")
+
+
 def nbytes(tree: Any) -> int:
     arrays = [x for x in jax.tree.leaves(tree) if hasattr(x, "dtype")]
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
@@ -137,8 +141,8 @@ def summary(state: State) -> str:
     places = sum(len(slot.places) for slot in state.ties.slots)
     numbers = sum(math.prod(slot.shape) for slot in state.ties.slots)
     lines.append(
-        f"{len(state.ties.slots)} slots for {places} places, {numbers:,} numbers "
-        f"trained, state {sized(nbytes(state.inner))}"
+        f"{plural(len(state.ties.slots), 'slot')} for {plural(places, 'place')}, "
+        f"{numbers:,} numbers trained, state {sized(nbytes(state.inner))}"
     )
     return "\n".join(lines)
 

@@ -1,32 +1,34 @@
-"""Rules that look at the loss itself to find the size of a step."""
+"""How far to go, judged by the loss: Polyak's step size, and line searches.
 
-import dataclasses
+Both searches are given `phi`, the loss as a function of the step size, its value `f`
+and its slope `df` < 0 at 0, and the step size to try first; they return 0 where they
+find none.
+"""
+
+import math
 from collections.abc import Callable, Mapping
 from functools import reduce
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from optimjax.arrays import cast, real_part_dtype, widen, wider, zeros_like
+from optimjax.arrays import cast, widen, wider
 from optimjax.hyper import Hyper
-from optimjax.paths import Path, Slots, with_paths
-from optimjax.rule import (
-    Count,
-    PyTree,
-    Rule,
-    gradients_by_path,
-    increment,
-    rule,
-    spread,
-    steps_like,
-)
-from optimjax.rules.wolfe import backtracking, zoom
+from optimjax.paths import Path, with_paths
+from optimjax.rule import Count, PyTree, Rule, increment, rule, spread, steps_like
 
-__all__ = ["LBFGS", "PolyakSGD"]
+__all__ = ["PolyakSGD"]
 
 Vector = Mapping[Path, Array]
+Phi = Callable[[Array], Array]
+
+# Two losses whose relative difference is less than this are compared by their slopes:
+# rounding hides a decrease long before it hides the slope (Hager and Zhang 2005).
+CLOSE = 1e-6
+# How near to an end of the interval the next trial may be, in parts of its length.
+MARGIN = 0.1
 
 
 def dot(a: Vector, b: Vector) -> Array:
@@ -40,19 +42,6 @@ def dot(a: Vector, b: Vector) -> Array:
     terms = [one(a[path], b[path]) for path in a]
     dtype = reduce(wider, (term.dtype for term in terms))
     return sum((cast(term, dtype) for term in terms), jnp.zeros((), dtype))
-
-
-def scaled(c: Array, a: Vector) -> dict[Path, Array]:
-    return {path: cast(c, x.dtype) * x for path, x in a.items()}
-
-
-def plus(a: Vector, c: Array, b: Vector) -> dict[Path, Array]:
-    """a + c * b"""
-    return {path: x + cast(c, x.dtype) * b[path] for path, x in a.items()}
-
-
-def minus(a: Vector, b: Vector) -> dict[Path, Array]:
-    return {path: x - b[path] for path, x in a.items()}
 
 
 @rule
@@ -96,8 +85,8 @@ class PolyakSGD(Rule):
     variant: str = "sps"
     needs = ("value",)
     ranges: ClassVar = {
-        "max_learning_rate": (0.0, float("inf"), False),
-        "scaling": (0.0, float("inf"), False),
+        "max_learning_rate": (0.0, math.inf, False),
+        "scaling": (0.0, math.inf, False),
     }
 
     def __post_init__(self):
@@ -133,141 +122,121 @@ class PolyakSGD(Rule):
         return Count(increment(state.count)), steps_like(params, steps)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Pairs(Count):
-    """What `LBFGS` keeps.
+class Point(NamedTuple):
+    """A step size, and the loss and its slope there."""
+
+    a: Array
+    f: Array
+    df: Array
+
+
+class Zoom(NamedTuple):
+    """A search under way.
 
     Attributes:
-        x, g: the parameters and gradients of each slot's last update.
-        s, y: the last changes of both, (memory, *shape), in a ring.
-        part: which slots each of these pairs is of, bool, (memory, slots). What `s` and
-            `y` hold of other slots is of an older pair, and is not looked at.
-        last: the count after each slot's last update, int32, (slots,).
-        newest: the place of the newest pair in the ring, int32, ().
-        alpha: the last step along the direction; 0 if the line search found none.
+        tried: the number of evaluations, int32.
+        low: the best point with enough decrease; a step size that fulfils all lies
+            between it and `high`.
+        high: the other end; at infinity until one is found.
+        trial: the step size to evaluate next.
+        done: whether `low` fulfils all.
     """
 
-    x: Slots
-    g: Slots
-    s: Slots
-    y: Slots
-    part: Array
-    last: Array
-    newest: Array
-    alpha: Array
+    tried: Array
+    low: Point
+    high: Point
+    trial: Array
+    done: Array
 
 
-@rule
-class LBFGS(Rule):
-    """Quasi-Newton steps, from the last few changes of parameters and gradients.
+def zoom(
+    phi: Phi, f: Array, df: Array, first: Array, c1: Array, c2: Array, limit: int
+) -> Array:
+    """A step size that fulfils the strong Wolfe conditions.
 
-        s, y    = the changes of x and g since the last update       the newest pair
-        gamma   = s.y / y.y of the newest pair                       scale_initial
-        H      <- (I - s y' / s.y) H (I - y s' / s.y) + s s' / s.y   oldest pair first,
-                                                                     from H = gamma * I
-        step    = alpha * H g
+        phi(a) <= phi(0) + c1 * a * phi'(0)     enough decrease
+        |phi'(a)| <= c2 * |phi'(0)|             flat enough
 
-    Without a pair gamma is min(1, 1 / |g|); without `scale_initial` it is 1. A pair
-    without positive curvature s.y is not kept. A slot without a gradient takes no part:
-    products are over the others, and a pair is of the slots that had a gradient at both
-    of its updates.
-
-    A line search finds alpha; it starts at `learning_rate` and evaluates `value_fn`:
-    `update(state, model, grads, value=loss, value_fn=fn)`, or `make_step`. Under it the
-    loss and the gradients must be those of `value_fn`: put no rule before this one in a
-    `Chain`. If it finds no step, the step is 0 and all pairs are dropped. The loop of
-    the search cannot be differentiated in reverse. Without a line search alpha is the
-    learning rate, and neither is needed.
+    Where rounding hides the decrease, `phi'(a) <= (2 * c1 - 1) * phi'(0)` stands in for
+    the first (the approximate condition of Hager and Zhang).
 
     Args:
-        learning_rate: alpha, or the one to be tried first, no unit, >= 0.
-        memory: how many pairs are kept, >= 1.
-        line_search: "zoom", the strong Wolfe conditions by Nocedal and Wright's
-            Algorithms 3.5 and 3.6; "backtracking", enough decrease; or None.
-        c1: how much of the expected decrease is enough, in [0, 1).
-        c2: how much of the slope may be left for "zoom", in [0, 1), above `c1`.
-        max_evaluations: of `value_fn` in one line search, >= 1.
-        scale_initial: scale H by gamma before the pairs come in.
-        keep_negative: keep pairs of any curvature, as optax does.
-    State: `Pairs`: 2 + 2 * memory arrays of the parameter's shape for each slot.
-    Raises: ValueError if an argument is outside its range.
-    Source: Nocedal and Wright 2006, "Numerical optimization", Algorithms 7.4 and 7.5;
-        Liu and Nocedal 1989, "On the limited memory BFGS method".
+        limit: the largest number of evaluations of `phi` and its slope; then the best
+            point with enough decrease is taken.
 
-    >>> x = {"w": jnp.array([1.0, -2.0])}
-    >>> lbfgs = LBFGS(0.1, line_search=None)
-    >>> state, _ = lbfgs.apply(lbfgs.init(x), x, {"w": jnp.array([0.5, -3.0])})
-    >>> x = {"w": jnp.array([0.9, -1.5])}
-    >>> state, steps = lbfgs.apply(state, x, {"w": jnp.array([0.7, -2.0])})
-    >>> steps["w"].tolist()
-    [-0.5, 1.0]
+    Source: Nocedal and Wright 2006, Algorithms 3.5 and 3.6.
     """
 
-    learning_rate: Hyper = 1.0
-    memory: int = 10
-    line_search: str | None = "zoom"
-    c1: Hyper = 1e-4
-    c2: Hyper = 0.9
-    max_evaluations: int = 20
-    scale_initial: bool = True
-    keep_negative: bool = False
-    ranges: ClassVar = {"c1": (0.0, 1.0, True), "c2": (0.0, 1.0, True)}
+    def advance(s: Zoom) -> Zoom:
+        here = Point(s.trial, *jax.value_and_grad(phi)(s.trial))
+        decreases = (here.f <= f + c1 * here.a * df) & (here.f < s.low.f)
+        close = here.f <= f + CLOSE * jnp.abs(f)
+        # A value that is not finite fails both, and becomes the upper end.
+        good = decreases | (close & (here.df <= (2 * c1 - 1) * df))
+        # Up to the first `high`, this asks whether the loss rises again at the trial.
+        turned = here.df * jnp.where(s.high.a >= s.low.a, 1, -1) >= 0
+        low = _where(good, here, s.low)
+        high = _where(good, _where(turned, s.low, s.high), here)
+        trial = jnp.where(jnp.isinf(high.a), 2 * here.a, _between(low, high))
+        done = good & (jnp.abs(here.df) <= -c2 * df)
+        return Zoom(s.tried + 1, low, high, trial, done)
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.line_search not in ("zoom", "backtracking", None):
-            raise ValueError(
-                f"LBFGS: line_search is {self.line_search!r}, expected 'zoom', "
-                "'backtracking' or None."
-            )
-        for name in ("memory", "max_evaluations"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"LBFGS: {name} is {getattr(self, name)}, expected >= 1."
-                )
+    nowhere = jnp.full_like(first, jnp.inf)
+    start = Zoom(
+        jnp.zeros((), jnp.int32),
+        Point(jnp.zeros_like(first), f, df),
+        Point(nowhere, nowhere, nowhere),
+        first,
+        jnp.zeros((), bool),
+    )
+    end = lax.while_loop(lambda s: ~s.done & (s.tried < limit), advance, start)
+    return end.low.a
 
-    @property
-    def needs(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return () if self.line_search is None else ("value", "value_fn")
 
-    def init(self, params: PyTree) -> Pairs:
-        zeros = Slots((path, zeros_like(x)) for path, x in with_paths(params).items())
-        rings = [
-            Slots((p, jnp.broadcast_to(z, (self.memory, *z.shape)) + 0) for p, z in zeros.items())
-            for _ in range(2)
-        ]
-        kinds = [real_part_dtype(z.dtype) for z in zeros.values()]
-        return Pairs(
-            count=jnp.zeros((), jnp.int32),
-            x=zeros,
-            g=Slots((path, jnp.array(z, copy=True)) for path, z in zeros.items()),
-            s=rings[0],
-            y=rings[1],
-            part=jnp.zeros((self.memory, len(zeros)), bool),
-            last=jnp.full(len(zeros), -1, jnp.int32),
-            newest=jnp.zeros((), jnp.int32),
-            alpha=jnp.zeros((), reduce(wider, kinds, jnp.float32)),
-        )
+def _where(condition: Array, a: Point, b: Point) -> Point:
+    return Point(*(jnp.where(condition, x, y) for x, y in zip(a, b, strict=True)))
 
-    def apply(
-        self, state: Pairs, params: PyTree, grads: PyTree, **context: Any
-    ) -> tuple[Pairs, PyTree]:
-        named, structure = with_paths(params), jax.tree.structure(params)
-        g = {p: widen(each) for p, each in gradients_by_path(named, grads).items()}
-        if not g:  # no update took place, so nothing is counted
-            return state, structure.unflatten([None] * len(named))
-        x = {path: widen(named[path]) for path in g}
-        now = self.at_count(state.count)
-        state = now._remember(state, x, g)
-        d = now._direction(state, g)
-        if self.line_search is None:
-            alpha = cast(now.learning_rate, dot(g, g).dtype)
-        else:
-            d, alpha = now._search(params, x, g, d, **context)
-            found = alpha > 0
-            state = dataclasses.replace(state, part=state.part & found)
-        steps = scaled(alpha, d)
-        state = dataclasses.replace(state, alpha=cast(alpha, state.alpha.dtype))
-        steps = structure.unflatten([steps.get(path) for path in named])
-        return state, steps_like(params, steps)
+
+def _between(low: Point, high: Point) -> Array:
+    """The minimum of the cubic through two points, kept off the ends."""
+    width = high.a - low.a
+    d1 = low.df + high.df - 3 * (high.f - low.f) / width
+    d2 = jnp.sign(width) * jnp.sqrt(d1**2 - low.df * high.df)
+    part = 1 - (high.df + d2 - d1) / (high.df - low.df + 2 * d2)
+    part = jnp.where(jnp.isnan(part), 0.5, jnp.clip(part, MARGIN, 1 - MARGIN))
+    return low.a + part * width
+
+
+def backtracking(
+    phi: Phi, f: Array, df: Array, first: Array, c1: Array, limit: int
+) -> Array:
+    """The first of ever shorter step sizes with enough decrease.
+
+        phi(a) <= phi(0) + c1 * a * phi'(0)
+
+    Each is the minimum of the parabola through what is known, and between a tenth and
+    a half of the one before. No slope is evaluated.
+
+    Args:
+        limit: the largest number of evaluations of `phi`.
+
+    Source: Nocedal and Wright 2006, Algorithm 3.1 and section 3.5.
+    """
+    rounding = 10 * jnp.finfo(f.dtype).eps * jnp.abs(f)
+
+    def enough(a: Array, value: Array) -> Array:
+        return value <= f + c1 * a * df + rounding
+
+    def shorten(s: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        tried, a, value = s
+        lowest = -df * a**2 / (2 * (value - f - df * a))
+        lowest = jnp.where(jnp.isfinite(value), lowest, 0)
+        a = jnp.clip(lowest, MARGIN * a, 0.5 * a)
+        return tried + 1, a, phi(a)
+
+    tried, a, value = lax.while_loop(
+        lambda s: ~enough(*s[1:]) & (s[0] < limit),
+        shorten,
+        (jnp.ones((), jnp.int32), first, phi(first)),
+    )
+    return jnp.where(enough(a, value), a, 0)
