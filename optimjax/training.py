@@ -76,7 +76,8 @@ def setup(
 
     Args:
         rule: what is to be done with the gradients.
-        model: any pytree with at least one trainable leaf.
+        model: any pytree with at least one trainable leaf; a `jax.ShapeDtypeStruct` may
+            stand for an array, and the state then takes its sharding.
         ties: "identity": leaves are one array if they are one object or share their
             device buffers. None: every leaf apart. `{place: source}` or
             `{place: (source, transform)}`, paths: ties that identity cannot show,
@@ -101,7 +102,11 @@ def setup(
             f"setup: rule is a {type(rule).__name__}, expected an optimjax rule such "
             "as Adam(1e-3). The order is setup(rule, model)."
         )
+    shapes = [isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(model)]
+    model = jax.tree.map(_as_array, model) if any(shapes) else model
     found = find_ties(model, ties, trainable, "setup")
+    if any(shapes):  # which of them will be one array, the first step sees
+        found = dataclasses.replace(found, seen=False)
     layout, leaves = found.take_apart("setup", model)
     params = _params(layout, leaves)
     rule = rule.bind(
@@ -114,6 +119,12 @@ def setup(
     rule = jax.tree.map(lambda h: placed(_scalar(rule, h), place), rule)
     others = [*params.values(), *jax.tree.leaves(rule)]
     return State(rule, _own_buffers(rule.init(params), others, place), found)
+
+
+def _as_array(x: Any) -> Any:
+    if not isinstance(x, jax.ShapeDtypeStruct):
+        return x
+    return jnp.zeros(x.shape, x.dtype, device=x.sharding)
 
 
 def as_state(state: Any, function: str) -> State:

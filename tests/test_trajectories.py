@@ -14,7 +14,8 @@ import numpy as np
 import optax
 import pytest
 from cases import SETTINGS, arithmetic_rules
-from oracles import ORACLES
+from oracles import FORETOLD, ORACLES
+from oracles.descent import averaged
 from recordings import (
     parts_of,
     plain_recordings,
@@ -34,7 +35,8 @@ def oracle_of(cls):
     if cls.__name__ not in ORACLES:
         pytest.fail(
             f"{cls.__name__} has no oracle: write its equations in NumPy, from the "
-            "paper, as a function in tests/oracles.py, and add it to ORACLES there."
+            "paper, as a function in the file of its family in tests/oracles, and add "
+            "it to ORACLES there."
         )
     return ORACLES[cls.__name__]
 
@@ -58,12 +60,13 @@ def cases():
             if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
         ]
         options = SETTINGS.get(cls.__name__, [])
+        foretold = FORETOLD.get(cls.__name__, {})
         for n, settings in enumerate(options if needed and options else [{}, *options]):
-            yield pytest.param(cls, settings, id=f"{cls.__name__}-{n}")
+            yield pytest.param(cls, settings | foretold, id=f"{cls.__name__}-{n}")
 
 
 def problem(kind, bits, seed=7):
-    """Parameters of two ranks, and gradients that change sign and size."""
+    """Parameters of two ranks, gradients that change sign and size, and losses."""
     rng = np.random.default_rng(seed)
 
     def draw(shape, complex_):
@@ -81,18 +84,29 @@ def problem(kind, bits, seed=7):
     sizes = np.exp(rng.normal(size=STEPS)).astype(f"float{bits}")
     params = tree()
     grads = [{path: size * g for path, g in tree().items()} for size in sizes]
-    return params, grads
+    return params, grads, rng.uniform(0.5, 5.0, size=STEPS)
 
 
-def train(rule, params, grads):
+def train(rule, params, grads, values):
     """The parameters after each step, as NumPy arrays."""
+    return [model for model, _ in run(rule, params, grads, values)]
+
+
+def run(rule, params, grads, values):
+    """The parameters as NumPy arrays, and the state, after each step."""
     model = jax.tree.map(jnp.asarray, params)
     state = oj.setup(rule, model)
-    visited = []
-    for g in grads:
-        state, model = oj.update(state, model, jax.tree.map(jnp.asarray, g))
-        visited.append(jax.tree.map(np.asarray, model))
-    return visited
+    for g, value in zip(grads, values, strict=True):
+        context = {"value": jnp.asarray(value)} if "value" in rule.needs else {}
+        g = jax.tree.map(jnp.asarray, g)
+        state, model = oj.update(state, model, g, **context)
+        yield jax.tree.map(np.asarray, model), state
+
+
+def foretell(cls, params, grads, values, settings):
+    """Where the oracle goes."""
+    context = {"values": values} if "value" in cls.needs else {}
+    return oracle_of(cls)(params=params, grads=grads, **context, **settings)
 
 
 def assert_same_way(got, expected, start, rtol, eps):
@@ -114,13 +128,14 @@ def assert_same_way(got, expected, start, rtol, eps):
         )
 
 
-def check_oracle(rule, oracle, settings, kind, bits):
+def check_oracle(rule, settings, kind, bits):
+    """The rule goes where the oracle of its class goes with these settings."""
     with jax.enable_x64(bits == 64):
-        params, grads = problem(kind, bits)
-        got = train(rule, params, grads)
+        params, grads, values = problem(kind, bits)
+        got = train(rule, params, grads, values)
     for path, x in params.items():
         assert got[-1][path].dtype == x.dtype
-    expected = oracle(params=params, grads=grads, **settings)
+    expected = foretell(type(rule), params, grads, values, settings)
     assert_same_way(got, expected, params, RTOL[bits], np.finfo(f"float{bits}").eps)
 
 
@@ -128,7 +143,9 @@ def check_oracle(rule, oracle, settings, kind, bits):
 @pytest.mark.parametrize("kind", ["real", "complex"])
 @pytest.mark.parametrize(("cls", "settings"), list(cases()))
 def test_rule_follows_its_oracle(cls, settings, kind, bits):
-    check_oracle(build(cls, settings), oracle_of(cls), settings, kind, bits)
+    if kind == "complex" and not cls.complex_ok:
+        pytest.skip("it says that it takes no complex parameters")
+    check_oracle(build(cls, settings), settings, kind, bits)
 
 
 def test_rules_are_found():
@@ -168,17 +185,18 @@ WRONG = [
     ("cls", "right", "wrong"), WRONG, ids=lambda x: getattr(x, "__name__", str(x))
 )
 def test_a_wrong_hyperparameter_is_noticed(cls, right, wrong, bits):
-    check_oracle(cls(**right), oracle_of(cls), right, "real", bits)
+    check_oracle(cls(**right), right, "real", bits)
     with pytest.raises(AssertionError, match="times as far away as rounding explains"):
-        check_oracle(cls(**wrong), oracle_of(cls), right, "real", bits)
+        check_oracle(cls(**wrong), right, "real", bits)
 
 
 # --- Recorded from torch and optax ----------------------------------------------------
 
 
-def assert_as_recorded(record, steps, got, start):
+def assert_as_recorded(record, got, start, of="params"):
+    steps = recorded(record["id"].partition("/")[0])["steps"]
     for path, x0 in start.items():
-        right = np.array(record["params"][path])
+        right = np.array(record[of][path])
         ours = np.stack([got[step - 1][path] for step in steps])
         way = np.max(np.abs(right - x0), axis=0)
         allowed = record["rtol"] * way + 1e-14 * (1 + np.max(np.abs(right), axis=0))
@@ -188,35 +206,52 @@ def assert_as_recorded(record, steps, got, start):
 
 @pytest.mark.parametrize(("peer", "record"), list(recordings()))
 def test_recorded_trajectory(peer, record):
-    params, grads = recorded_problem()
+    params, *steps = recorded_problem(record)
     with jax.enable_x64(True):
-        got = train(rule_of(peer, record), params, grads)
-    assert_as_recorded(record, recorded(peer)["steps"], got, params)
+        got = train(rule_of(peer, record), params, *steps)
+    assert_as_recorded(record, got, params)
 
 
 @pytest.mark.parametrize(("peer", "record"), list(plain_recordings()))
 def test_oracle_agrees_with_the_recording(peer, record):
     """So that the oracles are not only someone's reading of a paper."""
-    params, grads = recorded_problem()
     [(cls, settings)] = parts_of(peer, record)
-    got = oracle_of(cls)(params=params, grads=grads, **settings)
-    assert_as_recorded(record, recorded(peer)["steps"], got, params)
+    params, *steps = recorded_problem(record)
+    assert_as_recorded(record, foretell(cls, params, *steps, settings), params)
+
+
+AVERAGED = [r for r in recorded("torch")["trajectories"] if "ax" in r]
+
+
+@pytest.mark.parametrize("record", AVERAGED, ids=lambda record: record["id"])
+def test_averages_are_those_of_torch(record):
+    """`average` in the state of ASGD is torch's `ax`."""
+    params, grads, values = recorded_problem(record)
+    rule = rule_of("torch", record)
+    with jax.enable_x64(True):
+        states = [state for _, state in run(rule, params, grads, values)]
+    got = [
+        {path: np.asarray(slot.average) for path, slot in s.slots.items()}
+        for s in states
+    ]
+    assert_as_recorded(record, got, params, of="ax")
+    [(_, settings)] = parts_of("torch", record)
+    assert_as_recorded(record, averaged(params, grads, **settings)[1], params, of="ax")
 
 
 def test_a_wrong_number_in_a_recording_is_noticed():
     [record] = [
         r for r in recorded("torch")["trajectories"] if r["id"] == "torch/Adam/00"
     ]
-    params, grads = recorded_problem()
-    steps = recorded("torch")["steps"]
+    params, *steps = recorded_problem(record)
     for b2, good in ((0.999, True), (0.998, False)):
         with jax.enable_x64(True):
-            got = train(oj.Adam(b2=b2), params, grads)
+            got = train(oj.Adam(b2=b2), params, *steps)
         if good:
-            assert_as_recorded(record, steps, got, params)
+            assert_as_recorded(record, got, params)
         else:
             with pytest.raises(AssertionError, match="times as far away as allowed"):
-                assert_as_recorded(record, steps, got, params)
+                assert_as_recorded(record, got, params)
 
 
 # --- The optax that is installed ------------------------------------------------------
