@@ -1,6 +1,7 @@
 """Finding ties: by identity, by shared buffers, or as they are declared."""
 
 import types
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -11,7 +12,7 @@ import numpy as np
 from optimjax.arrays import is_array, is_inexact, is_traced
 from optimjax.layout import Transform
 from optimjax.paths import Path, Where, complain, nearest, selector, with_paths
-from optimjax.ties import Place, Slot, Ties, shared
+from optimjax.ties import Place, Slot, Ties, shared, through
 
 __all__ = ["find_ties"]
 
@@ -221,6 +222,18 @@ def _refuse_misfits(
     if problems:
         remedy = "Tied places have one shape and dtype, if need be through a transform."
         raise ValueError(complain(function, problems, remedy))
+    for path, transform in places[1:]:
+        here, there = leaves[name], leaves[path]
+        if is_traced(here) or is_traced(there):
+            continue
+        there = np.asarray(there)
+        made = np.asarray(transform(jnp.asarray(here)) if transform else here)
+        if not np.allclose(made, there, 1e-2, 1e-6, equal_nan=True):
+            warnings.warn(
+                f"{function}: {path!r} is declared to be {through(transform, name)}, "
+                "but has other values. The first update will overwrite them.",
+                stacklevel=4,
+            )
 
 
 def _refuse_unregistered(named: Mapping[Path, Any], function: str) -> None:

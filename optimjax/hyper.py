@@ -266,6 +266,8 @@ def evaluate(hyper: Any, count: Array | int) -> Any:
         # Weakly typed, so that strict promotion, where a user has asked for it, lets a
         # schedule mix the count with Python floats.
         value = hyper(weaken(jnp.asarray(count, jnp.int32)))
+        if np.ndim(value) != 0:
+            raise ValueError(f"schedule: shape {np.shape(value)}, expected a scalar.")
         return lax.convert_element_type(value, real_dtype())
     return hyper
 
@@ -273,12 +275,12 @@ def evaluate(hyper: Any, count: Array | int) -> Any:
 def spelled(hyper: Any) -> str:
     """A hyperparameter as a person would write it: `0.001`, not `0.0010000000475`."""
     if isinstance(hyper, ByPath) and isinstance(hyper.pick.source, Mapping):
-        pairs = hyper.pick.source.items()
-        return (
-            "{"
-            + ", ".join(f"{g!r}: {spelled(hyper.values[i])}" for g, i in pairs)
-            + "}"
-        )
+        table = hyper.pick.source.items()
+        pairs = [f"{glob!r}: {spelled(hyper.values[i])}" for glob, i in table]
+        if len(pairs) > 4:  # by value, not by slot
+            count = Counter(i for _, i in table)
+            pairs = [f"{spelled(hyper.values[i])}: {n} slots" for i, n in count.items()]
+        return "{" + ", ".join(pairs) + "}"
     if isinstance(hyper, Partial) and not hyper.args and not hyper.keywords:
         return getattr(hyper.func, "__name__", repr(hyper.func))
     if is_traced(hyper):

@@ -150,7 +150,10 @@ class Layout(NamedTuple):
         raise ValueError(complain("update", problems, NOT_THE_TREE) + hint)
 
 
-NOT_THE_TREE = "Take the gradient with respect to the model that update is given."
+NOT_THE_TREE = (
+    "Take the gradient with respect to the model that update is given (value_and_grad "
+    "returns it second)."
+)
 
 
 def branches(path: Path) -> list[Path]:

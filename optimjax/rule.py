@@ -73,6 +73,13 @@ def rule(cls: type[R]) -> type[R]:
     if "__init__" not in vars(cls):
         made.__init__ = _named_arguments(made.__init__)
     hints = typing.get_type_hints(made, include_extras=True)
+    loose = [name for name, hint in hints.items() if hint is float]
+    loose += [n for n, v in vars(cls).items() if type(v) is float and n not in hints]
+    if loose:
+        raise TypeError(
+            f"{cls.__name__}: {', '.join(loose)}: a number that a step depends on is a "
+            "hyperparameter: annotate it `oj.Hyper`."
+        )
     fields = dataclasses.fields(typing.cast(Any, made))
     kinds = {f.name: _kind(hints[f.name]) for f in fields}
     made._kinds = kinds
@@ -154,6 +161,11 @@ class Rule:
     _kinds: ClassVar[dict[str, str]] = {}
     _optional: ClassVar[set[str]] = set()
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        if "_kinds" not in vars(cls):
+            raise TypeError(f"{cls.__name__}: not a rule yet, put @oj.rule above it.")
+        return object.__new__(cls)
+
     def init(self, params: PyTree) -> PyTree:
         raise NotImplementedError(f"{type(self).__name__} has no init")
 
@@ -214,9 +226,18 @@ class Rule:
 
     def at_count(self, count: Array | int) -> Self:
         """This rule with its own schedules evaluated at the 0-based `count`."""
-        return self.with_fields(
-            **{name: evaluate(value, count) for name, value in self.hypers().items()}
-        )
+        values = {}
+        for name, hyper in self.hypers().items():
+            try:
+                values[name] = evaluate(hyper, count)
+            except Exception as error:
+                error.add_note(
+                    f"{type(self).__name__}: {name} is a schedule: a function of the "
+                    "0-based count of updates, an int32 that is traced (for conditions "
+                    "use jnp.where), which returns a number."
+                )
+                raise
+        return self.with_fields(**values)
 
     def at_path(self, path: Path, leaf: Any) -> Self:
         """This rule with its own choices by path made for one slot."""
@@ -487,25 +508,28 @@ def _apply_leaf(
     # mixture that strict promotion, where a user has asked for it, would refuse.
     complex_x = jnp.issubdtype(dtype, jnp.complexfloating)
     with jax.numpy_dtype_promotion("standard") if complex_x else nullcontext():
-        new, step = typing.cast(LeafRule, _to_compute(rule, dtype)).apply_leaf(
+        out = typing.cast(LeafRule, _to_compute(rule, dtype)).apply_leaf(
             _to_compute(state, dtype),
             cast(x, dtype),
             cast(g, dtype),
             cast(t, real_part_dtype(dtype)),
         )
+    if not (isinstance(out, tuple) and len(out) == 2):
+        raise TypeError(f"{name}.apply_leaf: {out!r}, expected (state, step).")
+    new, step = out
     if jax.tree.structure(new) != jax.tree.structure(state):
         raise ValueError(
             f"{name}.apply_leaf: state has structure {jax.tree.structure(new)}, "
             f"expected {jax.tree.structure(state)}, which init_leaf made."
         )
-    for made, stored in zip(
-        jax.tree.leaves((new, step)), [*jax.tree.leaves(state), x], strict=True
-    ):
-        if jnp.shape(made) != stored.shape:
+    made, kept = [*jax.tree.leaves(new), step], [*jax.tree.leaves(state), x]
+    for after, before in zip(made, kept, strict=True):
+        if jnp.shape(after) != before.shape:
+            what = "the step" if before is x else "an array of the state"
             raise ValueError(
-                f"{name}.apply_leaf: an array of shape {jnp.shape(made)} came back, "
-                f"expected {stored.shape}. Hyperparameters must be scalars: to sweep "
-                "one, use jax.vmap over the rule."
+                f"{name}.apply_leaf: {what} has shape {jnp.shape(after)}, expected "
+                f"{before.shape}. (Hyperparameters must be scalars: to sweep one, use "
+                "jax.vmap over the rule.)"
             )
     return jax.tree.map(lambda n, old: cast(n, old.dtype), new, state), cast(
         step, x.dtype
@@ -532,6 +556,9 @@ class Chain(Rule):
     rules: tuple[Rule, ...]
 
     def __init__(self, *rules: Rule):
+        for each in rules:
+            if not is_rule(each):
+                raise TypeError(f"Chain: {each!r}, expected rules: Chain(a, b, ...).")
         object.__setattr__(self, "rules", rules)
         self.__post_init__()
 

@@ -65,7 +65,7 @@ def _kept(inner: Any, path: Path) -> Any:
 
 
 def hyperparams(state: State) -> Slots:
-    """{path: {name: value}}: the hyperparameters of each slot, schedules evaluated.
+    """{path: {name: value}}: the hyperparameters at each place, schedules evaluated.
 
     Values are those of the step that was taken last, or of the first if none was. Where
     two rules have a hyperparameter of one name, it is written `Adam.learning_rate`.
@@ -91,12 +91,14 @@ def hyperparams(state: State) -> Slots:
                     here = value.at(path, None, type(rule).__name__)
                 found[path].append((type(rule).__name__, name, here))
     result = Slots()
-    for path, entries in found.items():
+    for slot in state.ties.slots:
+        entries = found[slot.name]
         names = [name for _, name, _ in entries]
-        result[path] = {
+        values = {
             name if names.count(name) == 1 else f"{rule}.{name}": value
             for rule, name, value in entries
         }
+        result.update((place.path, values) for place in slot.places)
     return result
 
 
@@ -110,7 +112,7 @@ def summary(state: State) -> str:
     slot     shape   dtype    rule  state  notes
     bias     (3,)    float32  Adam   24 B  frozen
     decoder  (2, 3)  float32  Adam   48 B  = encoder
-    2 slots for 3 places, 9 numbers trained, state 80 B
+    2 slots for 3 places, 6 numbers trained, state 80 B
     """
     acting = _acting(state)
     rows = [("slot", "shape", "dtype", "rule", "state", "notes")]
@@ -139,7 +141,11 @@ def summary(state: State) -> str:
         for row in rows
     ]
     places = sum(len(slot.places) for slot in state.ties.slots)
-    numbers = sum(math.prod(slot.shape) for slot in state.ties.slots)
+    numbers = sum(
+        math.prod(slot.shape)
+        for slot in state.ties.slots
+        if slot.name not in state.frozen
+    )
     lines.append(
         f"{plural(len(state.ties.slots), 'slot')} for {plural(places, 'place')}, "
         f"{numbers:,} numbers trained, state {sized(nbytes(state.inner))}"
@@ -158,7 +164,7 @@ def tree(state: State) -> str:
     """The state as an indented tree, shaped like the model."""
     acting = _acting(state)
     counts = [i.count for r in acting.values() for _, i in r if isinstance(i, Count)]
-    lines = [f"State of {state.rule!r}", f"after {_number(counts)} updates"]
+    lines = [f"State of {state.rule!r}", f"updates: {_number(counts)}"]
     above: list[str] = []
     for slot in state.ties.slots:
         *branch, name = slot.name.split("/")
@@ -177,7 +183,7 @@ def tree(state: State) -> str:
             ]
             own = getattr(inner, "own", {}).get(slot.name)
             if own is not None:
-                held.append(f"{_number([own])} steps of its own")
+                held.append(f"own steps: {_number([own])}")
             parts.append(" ".join([type(rule).__name__, ", ".join(held)]).strip())
         parts += [f"= {_tied(place, slot.name)}" for place in slot.places[1:]]
         if slot.name in state.frozen:
@@ -196,4 +202,4 @@ def _number(counts: list[Any]) -> str:
     for count in counts[:1]:
         if isinstance(count, jax.Array) and count.ndim == 0 and not is_traced(count):
             return "deleted" if count.is_deleted() else str(int(count))
-    return "an unknown number of"
+    return "unknown"

@@ -88,14 +88,22 @@ class Step(Generic[Model]):
             length: the number of steps, where there are no batches.
         Returns: the new state, the new model, and the losses, (steps,).
         """
-        if not jax.tree.leaves(batches) and length is None:
+        leaves = jax.tree.leaves(batches)
+        if not leaves and length is None:
             raise TypeError("scan: no batches, expected some, or length=.")
+        if not all(np.ndim(x) for x in leaves):
+            raise TypeError(
+                "scan: a batch without an axis of steps. Stack the batches: each array "
+                "is (steps, ...), as jnp.stack makes it."
+            )
         return self._run(self._many, state, model, batches, length=length)
 
     def _run(
         self, compiled: Any, state: State, model: Any, batch: Any, **static: Any
     ) -> Any:
-        ties = as_state(state, "step").ties.confirmed("step", model)
+        if not isinstance(state, State):
+            as_state(state, "step")
+        ties = state.ties.confirmed("step", model)
         if ties is not state.ties:
             state = dataclasses.replace(state, ties=ties)
         layout, leaves = ties.take_apart("step", model)
@@ -172,6 +180,12 @@ class Step(Generic[Model]):
         def objective(params: tuple[Array, ...]) -> Any:
             model = frame.build(params, others, rest)
             out = self.loss(model, *batch)
+            if self.has_aux != isinstance(out, tuple):
+                expected = "(scalar, aux)" if self.has_aux else "a scalar"
+                raise TypeError(
+                    f"make_step: the loss returned a {type(out).__name__}, expected "
+                    f"{expected} with has_aux={self.has_aux}."
+                )
             return out if self.has_aux else (out, None)
 
         names = frame.names

@@ -100,11 +100,11 @@ class Ties:
         keyed, _ = jax.tree_util.tree_flatten_with_path(model)
         paths = spell([keys for keys, _ in keyed])
         index = {path: i for i, path in enumerate(paths)}
-        places = {place.path for slot in self.slots for place in slot.places}
+        places = {place.path: None for slot in self.slots for place in slot.places}
         problems = {
             path: "no such leaf in this model" for path in places if path not in index
         }
-        known = places | set(self.others)
+        known = {*places, *self.others}
         for path, (_, leaf) in zip(paths, keyed, strict=True):
             if is_inexact(leaf) and path not in known:
                 problems[path] = "an array that setup did not see"
@@ -112,7 +112,8 @@ class Ties:
             raise ValueError(
                 complain(function, problems, "This is not the model that setup saw.")
                 + nearest(next(iter(problems)), paths)
-                + " Give the model that the state was made for, or call setup again."
+                + " The order is (state, model, ...). Give the model that the state "
+                "was made for, or call setup again."
             )
         positions = tuple(
             tuple((index[place.path], place.transform) for place in slot.places)

@@ -23,7 +23,7 @@ from optimjax.arrays import (
 from optimjax.finding import TiesArg, find_ties
 from optimjax.layout import Layout
 from optimjax.paths import Path, Slots, Where, complain, with_paths
-from optimjax.rule import LeafState, PyTree, Rule, every_rule, is_rule, walk
+from optimjax.rule import Count, LeafState, PyTree, Rule, every_rule, is_rule, walk
 from optimjax.ties import Ties
 
 __all__ = ["State", "align", "setup", "update"]
@@ -46,6 +46,12 @@ class State:
     inner: PyTree
     ties: Ties = dataclasses.field(metadata={"static": True})
     frozen: tuple[Path, ...] = dataclasses.field(default=(), metadata={"static": True})
+
+    @property
+    def count(self) -> Array:
+        """Updates so far, int32, (), as the first rule that counts has them."""
+        nodes = jax.tree.leaves(self.inner, is_leaf=lambda x: isinstance(x, Count))
+        return next(node.count for node in nodes if isinstance(node, Count))
 
     @property
     def slots(self) -> Slots:
@@ -133,6 +139,12 @@ def as_state(state: Any, function: str) -> State:
             f"{function}: state is a {type(state).__name__}, expected a State from "
             "setup. The state comes first, in and out."
         )
+    for x in jax.tree.leaves(state)[:1]:
+        if isinstance(x, jax.Array) and not is_traced(x) and x.is_deleted():
+            raise ValueError(
+                f"{function}: the state was donated to an earlier step. Use the state "
+                "that the step returned, or make_step(..., donate=False)."
+            )
     return state
 
 

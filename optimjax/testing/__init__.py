@@ -23,12 +23,13 @@ def check_rule(
 ) -> None:
     """Try every promise of a rule; return None if all of them hold.
 
-    Checked: purity; the state is a fixed point of `update` (structure, shapes, dtypes,
-    weak types), for gradients of other float dtypes too; jit, scan and vmap over the
-    hyperparameters give what plain calls give; no new trace when a value changes;
-    schedules; tied places are one slot with summed gradients; a skipped or frozen slot
-    stays bit for bit; donation; bf16, f16, f32 and f64; complex parameters, where
-    `complex_ok`; empty and scalar arrays; a full step counter.
+    Checked: steps go downhill (uphill for a rule that says `maximize`); purity; the
+    state is a fixed point of `update` (structure, shapes, dtypes, weak types), for
+    gradients of other float dtypes too; jit, scan and vmap over the hyperparameters
+    give what plain calls give; no new trace when a value changes; schedules; tied
+    places are one slot with summed gradients; a skipped or frozen slot stays bit for
+    bit; donation; bf16, f16, f32 and f64; complex parameters, where `complex_ok`; empty
+    and scalar arrays; a full step counter. Takes some seconds, most of them to compile.
 
     Args:
         rule: an instance, with the hyperparameters that are to be tried. It is tried
@@ -45,7 +46,7 @@ def check_rule(
     if not is_rule(rule):
         raise TypeError(f"check_rule: a {type(rule).__name__}, expected a rule.")
     subject = Subject(rule, problem or quadratic)
-    failures = []
+    failures: dict[str, list[str]] = {}
     for check in CHECKS:
         name = check.__name__.replace("_", " ")
         if verbose:
@@ -56,9 +57,13 @@ def check_rule(
             how = str(error).strip() or repr(error)
             if not isinstance(error, AssertionError):
                 how = f"{type(error).__name__}: {how}"
-            failures.append(f"* {name} ({str(check.__doc__).strip()}):\n    {how}")
+            promise = f"* {name} ({str(check.__doc__).strip()})"
+            failures.setdefault(how, []).append(promise)
     if failures:
         raise RuleError(
-            f"{rule!r}: {len(failures)} of {len(CHECKS)} checks failed.\n"
-            + "\n".join(failures)
+            f"{rule!r}: {sum(map(len, failures.values()))} of {len(CHECKS)} checks "
+            "failed.\n"
+            + "\n".join(
+                "\n".join(who) + f":\n    {how}" for how, who in failures.items()
+            )
         )

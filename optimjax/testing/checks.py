@@ -29,6 +29,22 @@ def is_a_value(s: Subject) -> None:
     assert type(s.rule).__name__ in repr(setup(s.rule, s.model()))
 
 
+def goes_downhill(s: Subject) -> None:
+    """a step has a positive product with the gradient: steps are SUBTRACTED"""
+    model = s.model()
+    state, along = setup(s.rule, model), 0.0
+    for _ in range(STEPS):
+        grads = jax.grad(s.problem)(model)
+        state, new = s.step(state, model, grads)
+        along += sum(float(jnp.vdot(grads[k], model[k] - new[k])) for k in model)
+        model = new
+    uphill = any(getattr(rule, "maximize", False) for rule in every_rule(s.rule))
+    assert (along < 0) == uphill, (
+        f"the parameters moved {'down' if uphill else 'up'}hill. apply returns "
+        "(state, step), and a step is to be subtracted from the parameter."
+    )
+
+
 def is_pure(s: Subject) -> None:
     """the same arguments give the same results, jitted too, and none is changed"""
     model = s.model()
@@ -152,17 +168,17 @@ def sums_the_gradients_of_tied_places(s: Subject) -> None:
     """tied places share one slot, and take one step with the sum"""
     single = s.model()
     w = jnp.array(single["w"], copy=True)
-    tied = {"a": w, "b": single["b"], "z": (w,)}
+    tied = {"b": single["b"], "w": w, "z": (w,)}
     state_1, state_2 = setup(s.rule, single), setup(s.rule, tied)
     for i in range(STEPS):
         grads = s.grads(single, i)
         part = jax.tree.map(lambda g: g * jnp.asarray(0.25, g.dtype), grads["w"])
-        split = {"a": part, "b": grads["b"], "z": (grads["w"] - part,)}
-        context = s.context(tied, lambda m: s.problem({"w": m["a"], "b": m["b"]}))
+        split = {"b": grads["b"], "w": part, "z": (grads["w"] - part,)}
+        context = s.context(tied, lambda m: s.problem({"w": m["w"], "b": m["b"]}))
         state_1, single = s.step(state_1, single, grads)
         state_2, tied = update(state_2, tied, split, **context)
-    assert tied["a"] is tied["z"][0], "tied places no longer hold one array"
-    close(single["w"], tied["a"], rtol=1e-4)
+    assert tied["w"] is tied["z"][0], "tied places no longer hold one array"
+    close(single["w"], tied["w"], rtol=1e-4)
     close(single["b"], tied["b"], rtol=1e-4)
     sizes = [sum(x.size for x in jax.tree.leaves(t.inner)) for t in (state_1, state_2)]
     assert sizes[0] == sizes[1], (
@@ -301,6 +317,7 @@ def survives_a_full_counter(s: Subject) -> None:
 
 CHECKS = (
     is_a_value,
+    goes_downhill,
     is_pure,
     works_alone_on_a_nested_tree,
     keeps_the_state_a_fixed_point,

@@ -72,9 +72,9 @@ class Subject:
         return jax.tree.map(one, model)
 
     def context(self, model: PyTree, problem: Any = None) -> dict[str, Any]:
-        """What a rule that needs more than gradients is given."""
+        """What `make_step` gives to every rule beside the gradients."""
         fn = problem or self.problem
-        return {"value": fn(model), "value_fn": fn} if self.context_needed else {}
+        return {"value": fn(model), "value_fn": fn}
 
     def update(self, state: State, model: PyTree, grads: PyTree) -> Any:
         return update(state, model, grads, **self.context(model))
