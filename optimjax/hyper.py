@@ -1,6 +1,7 @@
 """What a hyperparameter may be: a number, an array, a schedule, or one by path."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Annotated, Any, TypeAlias
 

@@ -36,7 +36,17 @@ from optimjax.hyper import (
 )
 from optimjax.paths import Path, Slots, complain, with_paths
 
-__all__ = ["Chain", "LeafRule", "LeafState", "Rule", "Wrapper", "rule"]
+__all__ = [
+    "Chain",
+    "Count",
+    "LeafRule",
+    "LeafState",
+    "Rule",
+    "Wrapper",
+    "rule",
+    "spread",
+    "steps_like",
+]
 
 PyTree: TypeAlias = Any
 Places: TypeAlias = Mapping[Path, Mapping[Path, Any]]
@@ -152,6 +162,33 @@ class Rule:
         by_path: whether hyperparameters may differ by path.
         ranges: `{name: (low, high, high_excluded)}`, where a hyperparameter's range
             differs from the usual one for its name; None for no check.
+
+    What a `LeafRule` need not care for is here the rule's own business: schedules
+    (`at_count`), counting, missing gradients (`spread`) and dtypes (`steps_like`). All
+    keyword arguments of `update` arrive in `context`.
+
+    >>> import optimjax as oj
+    >>> @oj.rule
+    ... class Normalize(oj.Rule):
+    ...     norm: oj.Hyper = 1.0
+    ...
+    ...     def init(self, params):
+    ...         return oj.Count.zero()
+    ...
+    ...     def apply(self, state, params, grads, **context):
+    ...         norm = self.at_count(state.count).norm
+    ...         grads = oj.spread(params, grads)  # None at every leaf that has none
+    ...         squares = [jnp.sum(oj.abs_sq(g)) for g in jax.tree.leaves(grads)]
+    ...         if not squares:
+    ...             return state, grads
+    ...         scale = norm / jnp.sqrt(sum(squares))
+    ...         steps = jax.tree.map(lambda g: scale * g, grads)
+    ...         return state.next(), oj.steps_like(params, steps)
+    >>> rule = Normalize(10.0)
+    >>> x = {"a": jnp.zeros(2), "b": jnp.zeros(())}
+    >>> _, steps = rule.apply(rule.init(x), x, {"a": jnp.array([3.0, 4.0]), "b": None})
+    >>> steps
+    {'a': Array([6., 8.], dtype=float32), 'b': None}
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
@@ -204,8 +241,12 @@ class Rule:
         """
         owner = f"{prefix}{type(self).__name__}"
         value = canonical(value, f"{owner}: {name}")
-        check_range(owner, name, value, self.ranges.get(name, RANGES.get(name)))
+        check_range(owner, name, value, self.range_of(name))
         return self.unless_by_path(name, value, owner)
+
+    def range_of(self, name: str) -> tuple[float, float, bool] | None:
+        """(lowest, highest, whether that is excluded) of a hyperparameter, if known."""
+        return self.ranges.get(name, RANGES.get(name))
 
     def unless_by_path(self, name: str, value: Any, owner: str) -> Any:
         """`value`; TypeError if it differs by path where the rule cannot have that."""
@@ -344,6 +385,9 @@ class Count:
     @classmethod
     def zero(cls) -> "Count":
         return cls(jnp.zeros((), jnp.int32))
+
+    def next(self) -> "Count":
+        return Count(increment(self.count))
 
 
 @jax.tree_util.register_dataclass

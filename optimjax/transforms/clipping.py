@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from optimjax.arrays import abs_sq, cast, widen, wider
 from optimjax.hyper import Hyper
-from optimjax.rule import Count, PyTree, Rule, increment, rule, spread, steps_like
+from optimjax.rule import Count, PyTree, Rule, rule, spread, steps_like
 
 __all__ = ["ClipByGlobalNorm"]
 
@@ -57,4 +57,4 @@ class ClipByGlobalNorm(Rule):
         limit = cast(self.at_count(state.count).max_norm, dtype)
         scale = jnp.where(norm > limit, limit / norm, 1)
         steps = jax.tree.map(lambda g: g * cast(scale, g.dtype), grads)
-        return Count(increment(state.count)), steps_like(params, steps)
+        return state.next(), steps_like(params, steps)
