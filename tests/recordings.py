@@ -16,8 +16,8 @@ REFERENCE = Path(__file__).parent / "reference"
 
 # Where the peer is wrong, or does what no rule of ours does: it must NOT be followed.
 EXCEPTIONS = {
-    "optax/rprop": "optax 0.2.8 applies the step of the call before, and none at first; "
-    "ours is torch's, which is recorded as well",
+    "optax/rprop": "optax 0.2.8 takes the step of the call before, and none at first; "
+    "ours is torch's, recorded as well",
 }
 
 
@@ -76,7 +76,12 @@ def renamed(settings, **words):
     for theirs, ours in words.items():
         if theirs in settings:
             value = settings.pop(theirs)
-            settings |= dict(zip(ours, value)) if type(ours) is tuple else {ours: value}
+            pairs = (
+                zip(ours, value, strict=True)
+                if type(ours) is tuple
+                else [(ours, value)]
+            )
+            settings |= dict(pairs)
     return settings
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import SETTINGS, arithmetic_rules
+from cases import SETTINGS, VARIANTS, arithmetic_rules
 from oracles import FORETOLD, ORACLES
 from oracles.descent import averaged
 from recordings import (
@@ -47,26 +47,39 @@ def build(cls, settings):
     except TypeError as error:
         pytest.fail(
             f"{cls.__name__} cannot be built from {settings} ({error}): correct its "
-            "entry in SETTINGS of tests/cases.py, or give the arguments "
+            "entry in tests/cases.py, or give the arguments "
             "without a default one."
         )
 
 
 def cases():
+    """Each rule's settings; those that differ in arithmetic alone need one dtype."""
     for cls in arithmetic_rules():
+        name = cls.__name__
         needed = [
             p
             for p in inspect.signature(cls).parameters.values()
             if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
         ]
-        options = SETTINGS.get(cls.__name__, [])
-        foretold = FORETOLD.get(cls.__name__, {})
-        for n, settings in enumerate(options if needed and options else [{}, *options]):
-            yield pytest.param(cls, settings | foretold, id=f"{cls.__name__}-{n}")
+        options = SETTINGS.get(name, [])
+        options = options if needed and options else [{}, *options]
+        variants = VARIANTS.get(name, [])
+        for n, settings in enumerate([*options, *variants]):
+            settings = settings | FORETOLD.get(name, {})
+            yield pytest.param(cls, settings, "real", 64, id=f"{name}-{n}")
+            if n < len(options):
+                yield pytest.param(cls, settings, "real", 32, id=f"{name}-{n}-32")
+                if cls.complex_ok:
+                    yield pytest.param(
+                        cls, settings, "complex", 64, id=f"{name}-{n}-complex"
+                    )
 
 
 def problem(kind, bits, seed=7):
-    """Parameters of two ranks, gradients that change sign and size, and losses."""
+    """Parameters of two ranks, gradients that change sign and size, and losses.
+
+    Names and shapes are those of the recordings, so that nothing compiles twice.
+    """
     rng = np.random.default_rng(seed)
 
     def draw(shape, complex_):
@@ -76,10 +89,7 @@ def problem(kind, bits, seed=7):
         return x.astype(f"float{bits}")
 
     def tree():
-        return {
-            "kernel": draw((3, 4), kind == "complex"),
-            "bias": draw((5,), False),
-        }
+        return {"w": draw((3, 4), kind == "complex"), "b": draw((4,), False)}
 
     sizes = np.exp(rng.normal(size=STEPS)).astype(f"float{bits}")
     params = tree()
@@ -96,31 +106,37 @@ def run(rule, params, grads, values):
     """The parameters as NumPy arrays, and the state, after each step."""
     model = jax.tree.map(jnp.asarray, params)
     state = oj.setup(rule, model)
+    # Loops over whole trees, which only L-BFGS has, compile at each call outside of jit.
+    update = jax.jit(oj.update) if isinstance(rule, oj.LBFGS) else oj.update
     for g, value in zip(grads, values, strict=True):
         context = {"value": jnp.asarray(value)} if "value" in rule.needs else {}
         g = jax.tree.map(jnp.asarray, g)
-        state, model = oj.update(state, model, g, **context)
+        state, model = update(state, model, g, **context)
         yield jax.tree.map(np.asarray, model), state
 
 
-def foretell(cls, params, grads, values, settings):
+def foretell(rule, settings, params, grads, values):
     """Where the oracle goes."""
-    context = {"values": values} if "value" in cls.needs else {}
-    return oracle_of(cls)(params=params, grads=grads, **context, **settings)
+    context = {"values": values} if "value" in rule.needs else {}
+    return oracle_of(type(rule))(params=params, grads=grads, **context, **settings)
 
 
-def assert_same_way(got, expected, start, rtol, eps):
+def assert_same_way(got, expected, start, rtol, eps, slack=None):
     """Close in terms of the way each number went, not of where it stands.
 
     A step of 1e-3 on a parameter of 1 may be all wrong and yet move it by 1e-3 only.
-    Beside `rtol` of the way, each step may round the parameter once.
+    Beside `rtol` of the way, each step may round the parameter once. `slack` are
+    parameters after each step, too, that are as far from `expected` as is no wonder.
     """
     for path, x0 in start.items():
         ours = np.stack([tree[path] for tree in got])
         right = np.stack([tree[path] for tree in expected])
         way = np.max(np.abs(right - x0), axis=0)
         size = np.max(np.abs(right), axis=0)
-        error = np.abs(ours - right) / (rtol * way + len(ours) * eps * size)
+        allowed = rtol * way + len(ours) * eps * size
+        if slack is not None:
+            allowed = allowed + np.abs(np.stack([t[path] for t in slack]) - right)
+        error = np.abs(ours - right) / allowed
         error = error.reshape(len(error), -1).max(axis=1)
         assert np.all(error <= 1), (
             f"{path!r}: {error.max():.3g} times as far away as rounding explains, "
@@ -135,16 +151,22 @@ def check_oracle(rule, settings, kind, bits):
         got = train(rule, params, grads, values)
     for path, x in params.items():
         assert got[-1][path].dtype == x.dtype
-    expected = foretell(type(rule), params, grads, values, settings)
-    assert_same_way(got, expected, params, RTOL[bits], np.finfo(f"float{bits}").eps)
+    expected = foretell(rule, settings, params, grads, values)
+    eps = np.finfo(f"float{bits}").eps
+    # Quasi-Newton steps magnify the rounding of gradients that nearly cancel.
+    rounded = [
+        {path: g * (1 + 4 * eps * wobble(g)) for path, g in t.items()} for t in grads
+    ]
+    slack = foretell(rule, settings, params, rounded, values)
+    assert_same_way(got, expected, params, RTOL[bits], eps, slack)
 
 
-@pytest.mark.parametrize("bits", [64, 32])
-@pytest.mark.parametrize("kind", ["real", "complex"])
-@pytest.mark.parametrize(("cls", "settings"), list(cases()))
+def wobble(g):
+    return np.random.default_rng(g.size).choice([-1.0, 1.0], size=g.shape)
+
+
+@pytest.mark.parametrize(("cls", "settings", "kind", "bits"), list(cases()))
 def test_rule_follows_its_oracle(cls, settings, kind, bits):
-    if kind == "complex" and not cls.complex_ok:
-        pytest.skip("it says that it takes no complex parameters")
     check_oracle(build(cls, settings), settings, kind, bits)
 
 
@@ -153,7 +175,7 @@ def test_rules_are_found():
     assert {"SGD", "Adam", "AdamW", "ClipByGlobalNorm", "Identity"} <= names
     assert not names & {"Rule", "LeafRule", "Chain", "Partition", "Wrapper"}
     assert set(ORACLES) <= names, "an oracle belongs to no rule"
-    assert set(SETTINGS) <= names, "an entry of SETTINGS belongs to no rule"
+    assert {*SETTINGS, *VARIANTS} <= names, "odd options belong to no rule"
 
 
 def test_a_rule_without_an_oracle_fails():
@@ -217,7 +239,9 @@ def test_oracle_agrees_with_the_recording(peer, record):
     """So that the oracles are not only someone's reading of a paper."""
     [(cls, settings)] = parts_of(peer, record)
     params, *steps = recorded_problem(record)
-    assert_as_recorded(record, foretell(cls, params, *steps, settings), params)
+    assert_as_recorded(
+        record, foretell(cls(**settings), settings, params, *steps), params
+    )
 
 
 AVERAGED = [r for r in recorded("torch")["trajectories"] if "ax" in r]

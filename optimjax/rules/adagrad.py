@@ -13,6 +13,8 @@ from optimjax.rule import LeafRule, rule
 
 __all__ = ["SM3", "AdaDelta", "AdaGrad", "RMSProp"]
 
+NOT_NEGATIVE = (0.0, math.inf, False)
+
 
 class Squares(NamedTuple):
     v: Array
@@ -57,8 +59,8 @@ class AdaGrad(LeafRule):
     learning_rate_decay: Hyper = 0.0
     weight_decay: Hyper = 0.0
     ranges: ClassVar = {
-        "initial_accumulator": (0.0, math.inf, False),
-        "learning_rate_decay": (0.0, math.inf, False),
+        "initial_accumulator": NOT_NEGATIVE,
+        "learning_rate_decay": NOT_NEGATIVE,
     }
 
     def init_leaf(self, x):
@@ -106,7 +108,7 @@ class AdaDelta(LeafRule):
     >>> state, _ = adadelta.apply(adadelta.init(x), x, {"w": jnp.array([0.5, -3.0])})
     >>> state, steps = adadelta.apply(state, x, {"w": jnp.array([-0.1, 2.0])})
     >>> steps["w"].tolist()
-    [-0.05295, 0.1850]
+    [-0.05938, 0.1883]
     """
 
     learning_rate: Hyper = 1.0
@@ -136,40 +138,32 @@ class RMSProp(LeafRule):
     """The gradient divided by its running root mean square, or standard deviation.
 
         g    = g + weight_decay * x
-        w    = 1 - decay
-        v   <- (1 - w) * v + w * |g|^2                     v = initial_scale at first
-        d    = g / (sqrt(v + eps_root) + eps)
-        b   <- momentum * b + learning_rate * d            without momentum: b = 0
-        step = learning_rate * d + momentum * b if nesterov else b
+        v   <- (1 - w) * v + w * |g|^2              w = 1 - decay
+        v   <- (1 - w) * (v + w * |g - m|^2)        centered: the variance, which is
+        m   <- m + w * (g - m)                          not below 0, however rounded
+        d    = learning_rate * g / (sqrt(v + eps_root) + eps)
+        b   <- momentum * b + d                     without momentum: b = d
+        step = d + momentum * b if nesterov else b
 
-    with `centered`, where v is the variance, never below 0 whatever is rounded:
-
-        v   <- (1 - w) * (v + w * |g - m|^2)
-        m   <- m + w * (g - m)
-
-    With `bias_correction`, `w = (1 - decay) / (1 - decay^t)`: plain averages at first.
-    With `rate_inside=False` the buffer is `b <- momentum * b + d`, and the learning
-    rate multiplies the step, as in `SGD`: it makes a difference if the rate changes.
-
-    The defaults are optax's, whose `eps` is `eps_root` here. torch's are
-    `RMSProp(1e-2, decay=0.99, eps=1e-8, eps_root=0, rate_inside=False)`.
+    `bias_correction` makes it w = (1 - decay) / (1 - decay^t). The defaults are
+    optax's, whose `eps` is `eps_root` here. torch's are `RMSProp(1e-2, decay=0.99,
+    eps=1e-8, eps_root=0, rate_inside=False)`.
 
     Args:
-        learning_rate: size of a step when all gradients agree, in the parameter's
-            unit, >= 0.
-        decay: of the averages, in [0, 1).
-        eps: added outside of the root, in the gradient's unit, >= 0.
-        eps_root: added inside of the root, in its square, >= 0.
+        learning_rate: step while all gradients agree, in the parameter's unit, >= 0.
+        decay: of v and m, in [0, 1).
+        eps, eps_root: added outside and inside of the root, in the gradient's unit and
+            in its square, >= 0.
         initial_scale: where v starts, in the gradient's unit squared, >= 0.
         centered: divide by the standard deviation.
-        bias_correction: do not count the zeros that the averages start from.
-        momentum: decay of the buffer, in [0, 1); None for none, and no buffer.
+        bias_correction: do not count the zeros that v and m start from.
+        momentum: decay of the buffer, in [0, 1); None for none.
         nesterov: look ahead along the buffer.
-        rate_inside: the learning rate is inside of the buffer (optax) or not (torch).
+        rate_inside: the learning rate is in the buffer; False: it multiplies the step,
+            as in torch and `SGD`. It matters where the rate changes.
         weight_decay: L2 penalty added to the gradient, >= 0.
     State: `v`, shape of the parameter, real; `m` if centred; `b` with momentum.
-    Raises: ValueError if a number is outside its range, or for `nesterov` without
-        momentum.
+    Raises: ValueError for a number outside its range, or `nesterov` without momentum.
     Source: Tieleman and Hinton 2012, COURSERA lecture 6.5; centred: Graves 2013,
         equations 38 to 45, arXiv:1308.0850.
 
@@ -178,7 +172,7 @@ class RMSProp(LeafRule):
     >>> state, _ = rmsprop.apply(rmsprop.init(x), x, {"w": jnp.array([0.5, -3.0])})
     >>> state, steps = rmsprop.apply(state, x, {"w": jnp.array([-0.1, 2.0])})
     >>> steps["w"].tolist()
-    [0.1790, -0.1009]
+    [0.1740, -0.09118]
     """
 
     learning_rate: Hyper = 1e-2
@@ -192,7 +186,7 @@ class RMSProp(LeafRule):
     nesterov: bool = False
     rate_inside: bool = True
     weight_decay: Hyper = 0.0
-    ranges: ClassVar = {"initial_scale": (0.0, math.inf, False)}
+    ranges: ClassVar = {"initial_scale": NOT_NEGATIVE}
 
     def __post_init__(self):
         super().__post_init__()
@@ -202,33 +196,33 @@ class RMSProp(LeafRule):
             )
 
     def init_leaf(self, x):
-        # initial_scale enters where it is used: a first weight of 1 would forget it.
-        v = zeros_like(x, real=True)
         m = zeros_like(x) if self.centered else None
-        return Scaled(v, m, None if self.momentum is None else zeros_like(x))
+        b = None if self.momentum is None else zeros_like(x)
+        return Scaled(zeros_like(x, real=True), m, b)
 
     def apply_leaf(self, state, x, g, t):
-        g = g + self.weight_decay * x
-        v, m, left = self._averages(state, g, t)
-        d = g / (jnp.sqrt(v + left * self.initial_scale + self.eps_root) + self.eps)
-        if self.momentum is None:
-            return Scaled(v, m, None), self.learning_rate * d
-        inside, outside = self.learning_rate, 1
-        if not self.rate_inside:
-            inside, outside = outside, inside
-        b = self.momentum * state.b + inside * d
-        step = inside * d + self.momentum * b if self.nesterov else b
-        return Scaled(v, m, b), outside * step
-
-    def _averages(self, state, g, t):
-        """v and m, and what is left of a v that did not start at 0."""
+        g, rate = g + self.weight_decay * x, self.learning_rate
         left, w = self.decay**t, 1 - self.decay
         if self.bias_correction:
             left, w = left / (1 - left), jnp.where(t == 1, 1, w / (1 - left))
-        if not self.centered:
-            return (1 - w) * state.v + w * abs_sq(g), None, left
-        v = (1 - w) * (state.v + w * abs_sq(g - state.m))
-        return v, state.m + w * (g - state.m), left
+        v, m = _averages(state, g, w)
+        # Of where v started so much is left. It is not in v, as a w of 1 forgets it.
+        v_hat = v + left * self.initial_scale
+        d = g / (jnp.sqrt(v_hat + self.eps_root) + self.eps)
+        d = rate * d if self.rate_inside else d
+        b, step = None, d
+        if self.momentum is not None:
+            b = self.momentum * state.b + d
+            step = d + self.momentum * b if self.nesterov else b
+        return Scaled(v, m, b), step if self.rate_inside else rate * step
+
+
+def _averages(state: Scaled, g: Array, w: Array) -> tuple[Array, Array | None]:
+    """The mean square of the gradients, or their variance and mean."""
+    if state.m is None:
+        return (1 - w) * state.v + w * abs_sq(g), None
+    v = (1 - w) * (state.v + w * abs_sq(g - state.m))
+    return v, state.m + w * (g - state.m)
 
 
 class Cover(NamedTuple):
@@ -253,8 +247,8 @@ class SM3(LeafRule):
         learning_rate: size of the first steps, in the parameter's unit, >= 0.
         momentum: decay of the average of steps, in [0, 1); None for none.
         b2: decay of the squares, in [0, 1); None for their sum, as in the paper.
-        eps_root: added inside of the root, in the gradient's unit squared, >= 0; optax's
-            `eps`.
+        eps_root: added inside of the root (optax's `eps`), in the gradient's unit
+            squared, >= 0.
     State: `v`, a tuple of one vector per axis, real; `m`, shape of the parameter, with
         momentum.
     Raises: ValueError if a number is outside its range.

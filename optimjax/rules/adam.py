@@ -46,30 +46,6 @@ def momentum(m, g, b1, t, nesterov):
 
 
 @rule
-class AdamW(Decoupled, Adam)` takes Adam's steps, and shrinks the parameter.
-    """
-
-    weight_decay: Hyper = 1e-4
-    couple: bool = True
-    decay_where: Selection = None
-
-    def apply_leaf(self, state, x, g, t):
-        state, step = super().apply_leaf(state, x, g, t)
-        if self.decay_where:
-            rate = cast(Any, self).learning_rate if self.couple else 1
-            step = step + rate * self.weight_decay * x
-        return state, step
-
-
-def momentum(m, g, b1, t, nesterov):
-    """The first moment without its bias to zero; with Nesterov, that of the next step
-    if the same gradient comes again."""
-    if nesterov:
-        return b1 * m / (1 - b1 ** (t + 1)) + (1 - b1) * g / (1 - b1**t)
-    return m / (1 - b1**t)
-
-
-@rule
 class Adam(LeafRule):
     """Momentum, divided by a running root mean square of the gradient.
 
@@ -108,10 +84,10 @@ class Adam(LeafRule):
     eps: Hyper = 1e-8
     eps_root: Hyper = 0.0
 
-    def init_leaf(self, x):
+    def init_leaf(self, x) -> PyTree:
         return Moments(zeros_like(x), zeros_like(x, real=True))
 
-    def apply_leaf(self, state, x, g, t):
+    def apply_leaf(self, state, x, g, t) -> tuple[PyTree, Array]:
         m = self.b1 * state.m + (1 - self.b1) * g
         v = self.b2 * state.v + (1 - self.b2) * abs_sq(g)
         m_hat = m / (1 - self.b1**t)
@@ -178,8 +154,8 @@ class NAdam(Adam):
             >= 0; None for b1 from the start.
     State: `m` and `v`, as for `Adam`; with `momentum_decay`, `p`, real, ().
     Raises: ValueError if a number is outside its range.
-    Source: Dozat 2016, Algorithm 2 of "Incorporating Nesterov momentum into Adam", with
-        the schedule of Sutskever et al. 2013 as in its section 3.
+    Source: Dozat 2016, "Incorporating Nesterov momentum into Adam", ICLR workshop; the
+        schedule as in torch.optim.NAdam.
 
     >>> x = {"w": jnp.array([1.0, -2.0])}
     >>> nadam = NAdam(learning_rate=0.1)
@@ -289,7 +265,8 @@ class AMSGrad(Adam):
             )
 
     def init_leaf(self, x):
-        return MaxMoments(*super().init_leaf(x), zeros_like(x, real=True))
+        m, v = super().init_leaf(x)
+        return MaxMoments(m, v, zeros_like(x, real=True))
 
     def apply_leaf(self, state, x, g, t):
         m = self.b1 * state.m + (1 - self.b1) * g

@@ -131,8 +131,8 @@ class RAdam(Adam):
 
     Args:
         learning_rate, b1, b2, eps, eps_root: as for `Adam`.
-        threshold: least rho for an adaptive step, >= 4: 5 for optax and torch, 4 for
-            the paper and Optimisers.jl.
+        threshold: least rho for an adaptive step, >= 0: 5 for optax and torch, 4 for
+            the paper and Optimisers.jl; less counts as 4, below which r^2 < 0.
         nesterov: m_hat as in `NAdam`, without `momentum_decay`.
         debias_eps: eps, too, is divided by sqrt(1 - b2^t), as torch does, which adds it
             to the root of v before it corrects the bias.
@@ -150,7 +150,7 @@ class RAdam(Adam):
     [0.01379, -0.005351]
     """
 
-    ranges: ClassVar = {"threshold": (4.0, math.inf, False)}
+    ranges: ClassVar = {"threshold": (0.0, math.inf, False)}
 
     threshold: Hyper = 5.0
     nesterov: bool = False
@@ -163,7 +163,7 @@ class RAdam(Adam):
         bias = 1 - self.b2**t
         eps = self.eps / jnp.sqrt(bias) if self.debias_eps else self.eps
         rho, rho_inf = average_length(self.b2, t)
-        trusted = rho >= self.threshold
+        trusted = rho >= jnp.maximum(self.threshold, 4)
         rho = jnp.where(trusted, rho, rho_inf)  # the root of a negative r^2 is NaN
         r = jnp.sqrt(
             (rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho)

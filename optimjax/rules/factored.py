@@ -1,70 +1,70 @@
 """Rules that keep the second moment of a matrix as one row and one column."""
 
 import math
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeAlias
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import abs_sq, zeros_like
 from optimjax.hyper import Hyper
-from optimjax.rule import LeafRule, Selection, rule
+from optimjax.rule import LeafRule, rule
 
 __all__ = ["Adafactor"]
 
 
-class Full(NamedTuple):
+Axes: TypeAlias = tuple[int, int]
+
+
+class Whole(NamedTuple):
     v: Array
-    m: Array | None
 
 
 class Factored(NamedTuple):
     row: Array
     col: Array
+
+
+class Kept(NamedTuple):
+    squares: Whole | Factored
     m: Array | None
 
 
 @rule
 class Adafactor(LeafRule):
-    """Adam without momentum, in the memory of a row and a column for each matrix.
+    """Adam without momentum, with a row and a column of squares for each matrix.
 
         w     = max(t - decay_offset, 1)^-decay_rate
-        v    <- (1 - w) * v + w * (|g|^2 + eps)
-        row  <- (1 - w) * row + w * mean of (|g|^2 + eps) along the columns
-        col  <- (1 - w) * col + w * mean of (|g|^2 + eps) along the rows
-        v_hat = row * col / max(mean of row, floor)         where v is factored
+        v    <- (1 - w) * v + w * (|g|^2 + eps)       row, col: means of v over one axis
+        v_hat = row * col / max(mean of row, floor)   or v, where that is kept whole
         u     = g / max(sqrt(v_hat), floor)
         u     = u / max(1, rms(u) / clipping_threshold)
         rate  = min(learning_rate, 1 / sqrt(t)) if relative_step else learning_rate
-        u     = rate * max(rms(x), min_scale) * u           with parameter_scale
-        m    <- momentum * m + (1 - momentum) * u           without momentum: m = u
+        u     = rate * max(rms(x), min_scale) * u     with parameter_scale
+        m    <- momentum * m + (1 - momentum) * u     without momentum: m = u
         step  = m + (learning_rate if couple else 1) * weight_decay * x
 
-    The defaults are optax's, but for the rate: it has None, which is 1. torch's are
-    `Adafactor(1e-2, eps=0, floor=jnp.finfo(dtype).eps, relative_step=True, couple=True,
-    last_axes=True, min_dim_size_to_factor=1)`, the paper's `relative_step=True`.
+    The defaults are optax's, where however no rate is given, which is 1. torch's are
+    `Adafactor(eps=0, floor=finfo(dtype).eps, relative_step=True, couple=True,
+    last_axes=True, min_dim_size_to_factor=1)`.
 
     Args:
-        learning_rate: step per root mean square of the parameter; without
-            `parameter_scale` in the parameter's unit, >= 0.
+        learning_rate: step in terms of the parameter's root mean square, >= 0.
         decay_rate: how fast the weight w of a new gradient falls, in [0, 1].
-        decay_offset: steps taken before, whose number the count includes, >= 0.
-        eps: added to the squares, in the gradient's unit squared, >= 0.
-        floor: below the root of v_hat, in the gradient's unit, >= 0; torch's eps1.
-        clipping_threshold: the largest root mean square of u, > 0; None for no limit.
-        relative_step: let the rate fall as 1 / sqrt(t), from at most `learning_rate`.
-        parameter_scale: steps in proportion to the root mean square of the parameter.
-        min_scale: the least that this counts as, in the parameter's unit, >= 0.
+        decay_offset: the t up to which w stays 1, as in an earlier run, >= 0.
+        eps: added to the squares, >= 0.
+        floor: the least root of v_hat, in the gradient's unit, >= 0; torch's eps1.
+        clipping_threshold: the largest root mean square of u, > 0; None for any.
+        relative_step: let the rate fall as 1 / sqrt(t), as in the paper.
+        parameter_scale: False for steps in the parameter's unit.
+        min_scale: what a parameter's root mean square counts at least, >= 0.
         momentum: decay of an average of the steps, in [0, 1); None for none.
-        weight_decay: share of the parameter taken away, >= 0; per step or, with
-            `couple`, per unit of learning rate.
+        weight_decay: share of the parameter taken away in a step, >= 0.
         couple: multiply the decay by the learning rate.
-        decay_where: the slots that decay, as for `AdamW`.
-        factored: False to keep all of v.
-        min_dim_size_to_factor: keep all of v if one of the two axes is shorter.
-        last_axes: factor the last two axes instead of the two longest.
-    State: `row` and `col`, the parameter's shape without its longer and its other
-        factored axis, or `v`, its shape; real. `m`, its shape, with momentum.
+        min_dim_size_to_factor: the least length of both axes; None to factor nothing.
+        last_axes: factor the last two axes, not the two longest.
+    State: `row` and `col`, the parameter's shape less one axis, or `v`; real. `m`.
     Raises: ValueError if a number is outside its range.
     Source: Shazeer and Stern 2018, Algorithms 4 to 6, arXiv:1804.04235.
 
@@ -75,7 +75,7 @@ class Adafactor(LeafRule):
     >>> g = {"w": jnp.array([[-0.1, 2.0], [0.3, -4.0]])}
     >>> state, steps = adafactor.apply(state, x, g)
     >>> steps["w"].tolist()
-    [[0.01401, -0.004906], [0.02175, -0.003403]]
+    [[0.001493, 0.009943], [0.07467, -0.04530]]
     """
 
     learning_rate: Hyper = 1e-2
@@ -90,27 +90,27 @@ class Adafactor(LeafRule):
     momentum: Hyper | None = None
     weight_decay: Hyper = 0.0
     couple: bool = False
-    decay_where: Selection = None
-    factored: bool = True
-    min_dim_size_to_factor: int = 128
+    min_dim_size_to_factor: int | None = 128
     last_axes: bool = False
     ranges: ClassVar = {
         "decay_rate": (0.0, 1.0, False),
-        "decay_offset": (0.0, math.inf, False),
-        "floor": (0.0, math.inf, False),
-        "clipping_threshold": (1e-30, math.inf, False),
-        "min_scale": (0.0, math.inf, False),
+        "clipping_threshold": (float(jnp.finfo(jnp.float32).tiny), math.inf, False),
+        **dict.fromkeys(("decay_offset", "floor", "min_scale"), (0.0, math.inf, False)),
     }
 
     def init_leaf(self, x):
-        m = None if self.momentum is None else zeros_like(x)
         v, axes = zeros_like(x, real=True), self._axes(x)
-        if axes is None:
-            return Full(v, m)
-        return Factored(jnp.sum(v, axes[1]), jnp.sum(v, axes[0]), m)
+        squares = Whole(v) if axes is None else _factored(v, axes)
+        return Kept(squares, None if self.momentum is None else zeros_like(x))
 
     def apply_leaf(self, state, x, g, t):
-        moments, v_hat = self._moments(state, g, t)
+        squares, m = state
+        w = jnp.maximum(t - self.decay_offset, 1) ** -self.decay_rate
+        new, axes = Whole(abs_sq(g) + self.eps), self._axes(x)
+        if axes is not None:
+            new = _factored(new.v, axes)
+        squares = jax.tree.map(lambda old, new: (1 - w) * old + w * new, squares, new)
+        v_hat = squares.v if axes is None else _product(squares, axes, self.floor)
         v_hat = jnp.maximum(v_hat, self.floor**2)
         # Without eps and floor a number whose gradients were all 0 has no scale.
         u = jnp.where(v_hat > 0, g / jnp.sqrt(jnp.where(v_hat > 0, v_hat, 1)), 0)
@@ -119,43 +119,36 @@ class Adafactor(LeafRule):
         rate = self.learning_rate
         if self.relative_step:
             rate = jnp.minimum(rate, 1 / jnp.sqrt(t))
-        if self.parameter_scale:
-            rate = rate * _rms(x, self.min_scale)
-        m = step = rate * u
+        u = rate * (_rms(x, self.min_scale) if self.parameter_scale else 1) * u
         if self.momentum is not None:
-            m = step = self.momentum * state.m + (1 - self.momentum) * m
-        if self.decay_where:
-            decay = self.weight_decay * (self.learning_rate if self.couple else 1)
-            step = step + decay * x
-        return moments._replace(m=None if self.momentum is None else m), step
+            m = u = self.momentum * m + (1 - self.momentum) * u
+        decay = self.weight_decay * (self.learning_rate if self.couple else 1)
+        return Kept(squares, m), u + decay * x
 
-    def _moments(self, state, g, t):
-        """The new second moment, and the estimate that it gives of each square."""
-        w = jnp.maximum(t - self.decay_offset, 1) ** -self.decay_rate
-        squares, axes = abs_sq(g) + self.eps, self._axes(g)
-        if axes is None:
-            v = (1 - w) * state.v + w * squares
-            return state._replace(v=v), v
-        short, long = axes
-        row = (1 - w) * state.row + w * jnp.mean(squares, long)
-        col = (1 - w) * state.col + w * jnp.mean(squares, short)
-        rows, cols = jnp.expand_dims(row, long), jnp.expand_dims(col, short)
-        mean = jnp.maximum(jnp.mean(rows, short, keepdims=True), self.floor)
-        # Divided first: the product of two squares of small gradients would be 0.
-        v_hat = rows / jnp.where(mean > 0, mean, 1) * cols
-        return state._replace(row=row, col=col), v_hat
-
-    def _axes(self, x: Array) -> tuple[int, int] | None:
+    def _axes(self, x: Array) -> Axes | None:
         """The two axes to factor, the longer one second; None to keep all of v."""
-        if not self.factored or x.ndim < 2:
+        if self.min_dim_size_to_factor is None or x.ndim < 2:
             return None
         by_length = sorted(range(x.ndim), key=lambda axis: x.shape[axis])
-        axes = (x.ndim - 2, x.ndim - 1) if self.last_axes else tuple(by_length[-2:])
-        shortest = min(x.shape[axis] for axis in axes)
-        return axes if shortest >= max(self.min_dim_size_to_factor, 1) else None
+        short, long = (x.ndim - 2, x.ndim - 1) if self.last_axes else by_length[-2:]
+        least = min(x.shape[short], x.shape[long])
+        return (short, long) if least >= max(self.min_dim_size_to_factor, 1) else None
+
+
+def _factored(v: Array, axes: Axes) -> Factored:
+    short, long = axes
+    return Factored(jnp.mean(v, long), jnp.mean(v, short))
+
+
+def _product(squares: Factored, axes: Axes, floor: Array) -> Array:
+    short, long = axes
+    row, col = jnp.expand_dims(squares.row, long), jnp.expand_dims(squares.col, short)
+    mean = jnp.maximum(jnp.mean(row, short, keepdims=True), floor)
+    # Divided first: the product of two squares of small gradients would be 0.
+    return row / jnp.where(mean > 0, mean, 1) * col
 
 
 def _rms(x: Array, least: Array | float) -> Array:
-    """The root mean square, or `least`; its derivative at 0 is 0 if `least` is above."""
+    """The root mean square, at least `least`; its derivative exists even at 0."""
     mean = jnp.sum(abs_sq(x)) / max(x.size, 1)
     return jnp.sqrt(jnp.maximum(mean, least**2))

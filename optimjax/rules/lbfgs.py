@@ -65,38 +65,34 @@ class Pairs(Count):
 class LBFGS(Rule):
     """Quasi-Newton steps, from the last few changes of parameters and gradients.
 
-        s, y    = the changes of x and g since the last update       the newest pair
-        gamma   = s.y / y.y of the newest pair                       scale_initial
-        H      <- (I - s y' / s.y) H (I - y s' / s.y) + s s' / s.y   oldest pair first,
-                                                                     from H = gamma * I
+        s, y    = the changes of x and g since the last update         a new pair
+        gamma   = s.y / y.y of the newest pair, or min(1, 1 / |g|)     1 otherwise
+        H      <- (I - s y' / s.y) H (I - y s' / s.y) + s s' / s.y     oldest pair first,
+                                                                       from gamma * I
         step    = alpha * H g
 
-    Without a pair gamma is min(1, 1 / |g|); without `scale_initial` it is 1. A pair
-    without positive curvature s.y is not kept. A slot without a gradient takes no part:
-    products are over the others, and a pair is of the slots that had a gradient at both
-    of its updates.
+    A pair without positive curvature s.y is not kept. A slot without a gradient takes no
+    part: products and pairs are of the others.
 
-    A line search finds alpha; it starts at `learning_rate` and evaluates `value_fn`:
-    `update(state, model, grads, value=loss, value_fn=fn)`, or `make_step`. Under it the
-    loss and the gradients must be those of `value_fn`: put no rule before this one in a
-    `Chain`. If it finds no step, the step is 0 and all pairs are dropped. The loop of
-    the search cannot be differentiated in reverse. Without a line search alpha is the
-    learning rate, and neither is needed.
+    A line search finds alpha by means of the loss:
+    `update(state, model, grads, value=loss, value_fn=fn)`, or `make_step`. The gradients
+    must be those of `value_fn`: in a `Chain` this rule is the first. If no alpha is
+    found, the step is 0 and all pairs are dropped. The search cannot be differentiated.
 
     Args:
-        learning_rate: alpha, or the one to be tried first, no unit, >= 0.
+        learning_rate: the alpha to try first; the only one without a line search, >= 0.
         memory: how many pairs are kept, >= 1.
-        line_search: "zoom", the strong Wolfe conditions by Nocedal and Wright's
-            Algorithms 3.5 and 3.6; "backtracking", enough decrease; or None.
-        c1: how much of the expected decrease is enough, in [0, 1).
-        c2: how much of the slope may be left for "zoom", in [0, 1), above `c1`.
-        max_evaluations: of `value_fn` in one line search, >= 1.
-        scale_initial: scale H by gamma before the pairs come in.
+        line_search: "zoom", for the strong Wolfe conditions; "backtracking", for enough
+            decrease; None, which needs no loss.
+        c1: share of the expected decrease that is enough, in [0, 1).
+        c2: share of the slope that may be left, in [0, 1), above `c1`.
+        max_evaluations: of `value_fn` in one search, >= 1.
+        scale_initial: let gamma be as above.
         keep_negative: keep pairs of any curvature, as optax does.
-    State: `Pairs`: 2 + 2 * memory arrays of the parameter's shape for each slot.
+    State: `Pairs`: 2 + 2 * memory arrays of each parameter's shape.
     Raises: ValueError if an argument is outside its range.
-    Source: Nocedal and Wright 2006, "Numerical optimization", Algorithms 7.4 and 7.5;
-        Liu and Nocedal 1989, "On the limited memory BFGS method".
+    Source: Nocedal and Wright 2006, "Numerical optimization", Algorithms 3.5, 3.6 and
+        7.4, after Liu and Nocedal 1989.
 
     >>> x = {"w": jnp.array([1.0, -2.0])}
     >>> lbfgs = LBFGS(0.1, line_search=None)
@@ -104,7 +100,7 @@ class LBFGS(Rule):
     >>> x = {"w": jnp.array([0.9, -1.5])}
     >>> state, steps = lbfgs.apply(state, x, {"w": jnp.array([0.7, -2.0])})
     >>> steps["w"].tolist()
-    [-0.5, 1.0]
+    [0.07958, -0.1229]
     """
 
     learning_rate: Hyper = 1.0
@@ -181,7 +177,7 @@ class LBFGS(Rule):
     def _remember(self, state: Pairs, x: Vector, g: Vector) -> Pairs:
         """The state with the pair that ends here, if that is worth keeping."""
         here = np.array([path in g for path in state.s])
-        joins = here & (state.last == state.count)
+        joins = (state.last == state.count) & here
         joined = dict(zip(state.s, joins, strict=True))
         s = {p: jnp.where(joined[p], x[p] - state.x[p], 0) for p in g}
         y = {p: jnp.where(joined[p], g[p] - state.g[p], 0) for p in g}
@@ -195,9 +191,8 @@ class LBFGS(Rule):
         return dataclasses.replace(
             state,
             count=count,
-            # Copies: the parameters and gradients are the caller's, to donate or keep.
-            x=Slots({**state.x, **{p: jnp.array(x[p], copy=True) for p in g}}),
-            g=Slots({**state.g, **{p: jnp.array(g[p], copy=True) for p in g}}),
+            x=Slots({**state.x, **{p: _copy(x[p]) for p in g}}),
+            g=Slots({**state.g, **{p: _copy(g[p]) for p in g}}),
             s=Slots({**state.s, **{p: put(state.s[p], s[p]) for p in g}}),
             y=Slots({**state.y, **{p: put(state.y[p], y[p]) for p in g}}),
             part=put(state.part, joins),
@@ -238,7 +233,8 @@ class LBFGS(Rule):
             s, y = pair(i)
             return plus(r, a - weight * dot(y, r), s), None
 
-        newest_first = (state.newest - jnp.arange(self.memory)) % self.memory
+        age = jnp.arange(self.memory, dtype=state.newest.dtype)
+        newest_first = (state.newest - age) % self.memory
         q, (weights, a) = lax.scan(down, dict(g), newest_first)
         if self.scale_initial:
             _, y = pair(state.newest)
@@ -285,6 +281,11 @@ class LBFGS(Rule):
         if self.line_search == "zoom":
             return d, zoom(phi, f, slope, first, c1, c2, self.max_evaluations)
         return d, backtracking(phi, f, slope, first, c1, self.max_evaluations)
+
+
+def _copy(x: Array) -> Array:
+    """`x` in a buffer of its own: the caller may donate his, or the state."""
+    return cast(jnp.array(x, copy=True), x.dtype)
 
 
 def _cautious(g: Vector) -> Array:

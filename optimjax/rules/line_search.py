@@ -102,13 +102,12 @@ class PolyakSGD(Rule):
     def apply(
         self, state: Count, params: PyTree, grads: PyTree, **context: Any
     ) -> tuple[Count, PyTree]:
-        grads = jax.tree.map(widen, spread(params, grads))
-        given = with_paths(grads)
-        if not given:  # no update took place, so nothing is counted
+        grads = spread(params, grads)
+        if not jax.tree.leaves(grads):  # no update took place, so nothing is counted
             return state, grads
         now = self.at_count(state.count)
-        g = scaled(now.scaling, given)
-        squares = dot(g, g)
+        g = jax.tree.map(lambda g: widen(g) * cast(now.scaling, widen(g).dtype), grads)
+        squares = dot(with_paths(g), with_paths(g))
         f_min, eps, most = (
             cast(h, squares.dtype) for h in (now.f_min, now.eps, now.max_learning_rate)
         )
@@ -117,8 +116,8 @@ class PolyakSGD(Rule):
             gap = jnp.maximum(gap, 0)
         below = squares + eps
         rate = jnp.where(below > 0, gap / jnp.where(below > 0, below, 1), 0)
-        rate = jnp.minimum(rate, most) * cast(now.scaling, squares.dtype)
-        steps = jax.tree.map(lambda g: g * cast(rate, g.dtype), grads)
+        rate = jnp.minimum(rate, most)
+        steps = jax.tree.map(lambda g: g * cast(rate, g.dtype), g)
         return Count(increment(state.count)), steps_like(params, steps)
 
 
@@ -234,7 +233,7 @@ def backtracking(
         a = jnp.clip(lowest, MARGIN * a, 0.5 * a)
         return tried + 1, a, phi(a)
 
-    tried, a, value = lax.while_loop(
+    _, a, value = lax.while_loop(
         lambda s: ~enough(*s[1:]) & (s[0] < limit),
         shorten,
         (jnp.ones((), jnp.int32), first, phi(first)),

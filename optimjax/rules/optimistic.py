@@ -136,7 +136,8 @@ class OptimisticAdam(Adam):
     double_first: bool = False
 
     def init_leaf(self, x):
-        return Directions(*super().init_leaf(x), zeros_like(x))
+        m, v = super().init_leaf(x)
+        return Directions(m, v, zeros_like(x))
 
     def apply_leaf(self, state, x, g, t):
         m = self.b1 * state.m + (1 - self.b1) * g

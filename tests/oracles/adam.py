@@ -131,9 +131,9 @@ def amsgrad(
 ):
     """Reddi et al. 2018, Algorithm 2, arXiv:1904.09237: "never", and no debias_m.
 
-    top <- max(top, v / (1 - b2^t))          v_hat = top                  "before": optax
-    top <- max(top, v)                       v_hat = top / (1 - b2^t)     "after": torch
-    top <- max(top, v)                       v_hat = top                  "never"
+    top <- max(top, v / (1 - b2^t))          v_hat = top                 "before": optax
+    top <- max(top, v)                       v_hat = top / (1 - b2^t)    "after": torch
+    top <- max(top, v)                       v_hat = top                 "never"
     step = learning_rate m / (1 - b1^t) / (sqrt(v_hat + eps_root) + eps)
     """
     top = np.zeros(gs[0].shape)
@@ -145,9 +145,7 @@ def amsgrad(
         yield learning_rate * m_hat / (np.sqrt(v_hat + eps_root) + eps)
 
 
-def adamax(
-    gs, *, learning_rate=1e-3, b1=0.9, b2=0.999, eps=1e-8, eps_outside=False
-):
+def adamax(gs, *, learning_rate=1e-3, b1=0.9, b2=0.999, eps=1e-8, eps_outside=False):
     """Kingma and Ba 2015, Algorithm 2, arXiv:1412.6980, which has no eps.
 
     u <- max(b2 u, |g| + eps)       step = learning_rate m / (1 - b1^t) / u

@@ -1,4 +1,4 @@
-"""Rules that divide by the size of past gradients, and those that store little of it."""
+"""Rules that divide by the size of past gradients; some store little of it."""
 
 import numpy as np
 
@@ -148,10 +148,8 @@ def sm3(
             least = slices[0]
             for s in slices[1:]:
                 least = np.minimum(least, s)
-            if b2 is None:
-                nu = least + abs_sq(g)
-            else:
-                nu = b2 * least + (1 - b2) * abs_sq(g)
+            old, new = (1, 1) if b2 is None else (b2, 1 - b2)
+            nu = old * least + new * abs_sq(g)
             slices = [
                 nu.max(axis=tuple(i for i in axes(x) if i != a), keepdims=True)
                 for a in axes(x)

@@ -123,13 +123,11 @@ def optimistic_gradient_descent(
 
 
 def sign_sgd(params: Params, grads: Steps, *, learning_rate=1e-3) -> Steps:
-    """Bernstein et al. 2018, Algorithm 1, arXiv:1802.04434: x - learning_rate sign(g)."""
+    """Bernstein et al. 2018, arXiv:1802.04434: x <- x - learning_rate sign(g)."""
     return signum(params, grads, learning_rate=learning_rate, momentum=0.0)
 
 
-def signum(
-    params: Params, grads: Steps, *, learning_rate=1e-3, momentum=0.9
-) -> Steps:
+def signum(params: Params, grads: Steps, *, learning_rate=1e-3, momentum=0.9) -> Steps:
     """Bernstein et al. 2018, Algorithm 2, arXiv:1802.04434.
 
     m <- momentum m + (1 - momentum) g

@@ -88,7 +88,7 @@ def lamb(
     def leaf(path, x, gs):
         decay = weight_decay if chosen(decay_where, path, x) else 0.0
         trusted = chosen(trust_where, path, x)
-        for u in directions(gs, b1, b2, eps, eps_root):
+        for u in directions(gs, b1=b1, b2=b2, eps=eps, eps_root=eps_root):
             u = u + decay * x
             if trusted and norm(x) > 0 and norm(u) > 0:
                 u = norm(x) / norm(u) * u

@@ -33,7 +33,7 @@ def polyak_sgd(
 ) -> Steps:
     """Loizou et al. 2021, eq. SPS_max, arXiv:2002.10542; the options are optax's.
 
-    d = scaling g                            gap = value - f_min, with "sps+" max(gap, 0)
+    d = scaling g                            gap = value - f_min; "sps+": max(gap, 0)
     x <- x - min(gap / (|d|^2 + eps), max_learning_rate) d
     """
     x, visited = wide(params), []
