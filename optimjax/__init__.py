@@ -9,10 +9,13 @@ from optimjax import (
     finding,
     flat,
     hyper,
+    leaf,
     live,
+    nested,
     rule,
     rules,
     show,
+    state,
     step,
     ties,
     training,
@@ -25,10 +28,13 @@ __all__ += arrays.__all__
 __all__ += finding.__all__
 __all__ += flat.__all__
 __all__ += hyper.__all__
+__all__ += leaf.__all__
 __all__ += live.__all__
+__all__ += nested.__all__
 __all__ += rule.__all__
 __all__ += rules.__all__
 __all__ += show.__all__
+__all__ += state.__all__
 __all__ += step.__all__
 __all__ += ties.__all__
 __all__ += training.__all__
@@ -38,10 +44,13 @@ from optimjax.arrays import *
 from optimjax.finding import *
 from optimjax.flat import *
 from optimjax.hyper import *
+from optimjax.leaf import *
 from optimjax.live import *
+from optimjax.nested import *
 from optimjax.rule import *
 from optimjax.rules import *
 from optimjax.show import *
+from optimjax.state import *
 from optimjax.step import *
 from optimjax.ties import *
 from optimjax.training import *

@@ -151,14 +151,18 @@ def buffer(x: Any) -> int | None:
 
 
 def placement(arrays: Any) -> Sharding | None:
-    """The sharding of a scalar that lives where `arrays` live; None if anywhere."""
-    for x in arrays:
-        if isinstance(x, jax.Array) and not is_traced(x) and x.committed:
-            if isinstance(x.sharding, NamedSharding):
-                return NamedSharding(x.sharding.mesh, PartitionSpec())
-            if len(x.sharding.device_set) == 1:
-                return x.sharding
-    return None
+    """The sharding of a scalar that lives where all `arrays` live; None if anywhere."""
+    committed = [
+        x.sharding
+        for x in arrays
+        if isinstance(x, jax.Array) and not is_traced(x) and x.committed
+    ]
+    if len({frozenset(sharding.device_set) for sharding in committed}) != 1:
+        return None
+    for sharding in committed:
+        if isinstance(sharding, NamedSharding):
+            return NamedSharding(sharding.mesh, PartitionSpec())
+    return committed[0] if len(committed[0].device_set) == 1 else None
 
 
 def placed(x: Any, sharding: Sharding | None) -> Array:

@@ -50,6 +50,8 @@ def find_ties(
     encoder is decoder
     """
     if isinstance(ties, Ties):
+        if trainable is not None:
+            raise TypeError(f"{function}: ties already say what is trainable=.")
         return ties
     named = with_paths(model)
     _refuse_unregistered(named, function)

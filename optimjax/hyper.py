@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.tree_util import GetAttrKey, Partial
+from jax.tree_util import Partial
 
 from optimjax.arrays import is_traced, real_dtype, weaken
 from optimjax.paths import Path, complain, nearest, pattern, selector
@@ -38,7 +38,6 @@ RANGES: dict[str, tuple[float, float, bool]] = {
     "decay": (0.0, 1.0, True),
     "max_norm": (0.0, math.inf, False),
 }
-REMEDY = {"learning_rate": "Steps are subtracted: leave the sign out."}
 
 
 class PerPath:
@@ -127,6 +126,9 @@ class PerPath:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> Any:
+        return PerPath, (self.source,)  # hashes of text differ from process to process
+
     def __repr__(self) -> str:
         return getattr(self.source, "__name__", repr(self.source))
 
@@ -150,18 +152,20 @@ class ByPath:
         return canonical(chosen, owner)
 
     def bind(self, places: Mapping[Path, Mapping[Path, Any]], owner: str) -> "ByPath":
+        values = list(self.values)
         if isinstance(self.pick.source, Mapping):
-            table = self.pick.bind(places, owner, self.values.__getitem__)
-            return ByPath(self.values, PerPath(table))
-        table = self.pick.bind(places, owner)
-        options: list[Any] = []
-        index = {}
-        for slot, option in table.items():
-            known = [i for i, other in enumerate(options) if same(option, other)]
-            if not known:
-                options.append(option)
-            index[slot] = known[0] if known else len(options) - 1
-        return ByPath([canonical(o, owner) for o in options], PerPath(index))
+            table = self.pick.bind(places, owner, values.__getitem__)
+        else:
+            chosen = self.pick.bind(places, owner)
+            values = [canonical(value, owner) for value in chosen.values()]
+            first: dict[Any, int] = {}
+            numbers = enumerate(v if isinstance(v, float) else id(v) for v in values)
+            same_as = [first.setdefault(key, i) for i, key in numbers]
+            table = dict(zip(chosen, same_as, strict=True))
+        # Numbered as the slots come, so that the same grouping is the same structure.
+        order = {option: i for i, option in enumerate(dict.fromkeys(table.values()))}
+        index = {slot: order[option] for slot, option in table.items()}
+        return ByPath([values[option] for option in order], PerPath(index))
 
     def map(self, function: Callable[[Any], Any]) -> "ByPath":
         return ByPath([function(value) for value in self.values], self.pick)
@@ -172,17 +176,9 @@ class ByPath:
         return repr({glob: self.values[i] for glob, i in self.pick.source.items()})
 
 
-jax.tree_util.register_pytree_with_keys(
-    ByPath,
-    lambda h: (((GetAttrKey("values"), h.values),), h.pick),
-    lambda pick, children: _unflatten_by_path(pick, children),
+jax.tree_util.register_pytree_node(
+    ByPath, lambda h: (h.values, h.pick), lambda pick, values: ByPath(values, pick)
 )
-
-
-def _unflatten_by_path(pick: PerPath, children: Any) -> ByPath:
-    made = object.__new__(ByPath)  # children may be anything: JAX puts sentinels in
-    made.values, made.pick = children[0], pick
-    return made
 
 
 def by_path(function: Callable[[Path, Any], Any]) -> ByPath:
@@ -243,7 +239,7 @@ def check_range(rule: str, name: str, value: Any, bounds: Any) -> None:
         for each in value.values:
             check_range(rule, name, each, bounds)
         return
-    if bounds is None or value is None or is_traced(value) or is_schedule(value):
+    if bounds is None or is_traced(value) or is_schedule(value):
         return
     low, high, open_end = bounds
     for number in np.ravel(value):
@@ -253,7 +249,10 @@ def check_range(rule: str, name: str, value: Any, bounds: Any) -> None:
                 if high == math.inf
                 else f"in [{low:g}, {high:g}{')' if open_end else ']'}"
             )
-            remedy = f" {REMEDY[name]}" if name in REMEDY and number < low else ""
+            negative_rate = name == "learning_rate" and number < low
+            remedy = (
+                " Steps are subtracted: leave the sign out." if negative_rate else ""
+            )
             raise ValueError(
                 f"{rule}: {name} is {number:g}, expected {expected}.{remedy}"
             )
@@ -299,8 +298,8 @@ def where_field(where: Any, owner: str) -> PerPath | None:
     """The `where` of a rule as a static choice of True or False for each slot."""
     if where is None or isinstance(where, PerPath):
         return where
-    chosen = selector(where, owner)
+    selector(where, owner)  # refuses what is neither
     if callable(where):
-        return PerPath(chosen)
+        return PerPath(where)
     table = dict.fromkeys((where,) if isinstance(where, str) else where, True)
     return PerPath({**table, "*": table.get("*", False)})

@@ -1,7 +1,9 @@
 """Where slots stand in a model: gather, accumulate and scatter by position."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,8 @@ Transform: TypeAlias = Callable[[Array], Array]
 Structure: TypeAlias = Any  # a PyTreeDef, which JAX does not export as a type
 
 
-class Layout(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Layout:
     """The slots in a model of one structure, by the position of each leaf.
 
     Attributes:
@@ -26,8 +29,8 @@ class Layout(NamedTuple):
         paths: of its leaves.
         positions: for each slot its places: (number of the leaf, transform or None).
         rest: numbers of the leaves that belong to no slot.
-        gradients: a memo: for each structure of gradients, the leaf that each is of.
-        frames: a memo of the compiled step.
+        untrained: of those, the ones that may not be arrays that can be trained, since
+            `setup` did not see them.
     """
 
     names: tuple[Path, ...]
@@ -35,8 +38,24 @@ class Layout(NamedTuple):
     paths: tuple[Path, ...]
     positions: tuple[tuple[tuple[int, Transform | None], ...], ...]
     rest: tuple[int, ...]
-    gradients: dict[Structure, list[int | None]]
-    frames: dict[Any, Any]
+    untrained: tuple[int, ...]
+
+    @cached_property
+    def trained(self) -> dict[int, None]:
+        """The numbers of the leaves that belong to a slot."""
+        return {i: None for places in self.positions for i, _ in places}
+
+    # Two memos of what follows from the layout and a key alone.
+
+    @cached_property
+    def gradients(self) -> dict[Structure, list[int | None]]:
+        """For each structure of gradients, the leaf that each is of."""
+        return {}
+
+    @cached_property
+    def frames(self) -> dict[Any, Any]:
+        """For each choice of frozen slots, the last frame of the compiled step."""
+        return {}
 
     def gather(self, leaves: list[Any]) -> list[Array]:
         """The array of each slot."""
@@ -75,12 +94,15 @@ class Layout(NamedTuple):
                     continue
                 if transform is not None:
                     _, pull_back = jax.vjp(transform, jnp.asarray(leaves[first]))
-                    (g,) = pull_back(jnp.asarray(g, leaves[i].dtype))
+                    # JAX pulls back the conjugate of what goes downhill.
+                    g = jnp.asarray(g, leaves[i].dtype).conj()
+                    g = pull_back(g)[0].conj()
                 if len(places) > 1:  # partial derivatives are summed wide
                     g = jnp.asarray(g)
                     g = g.astype(compute_dtype(g.dtype))
                 total = g if total is None else add(total, g)
-            sums[name] = None if total is None else jnp.asarray(total)
+            known = total is None or isinstance(total, jax.Array)
+            sums[name] = total if known else jnp.asarray(total)
         return sums
 
     def _match(self, leaves: list[Any], grads: Any) -> list[Any]:
@@ -98,12 +120,11 @@ class Layout(NamedTuple):
                     found[i] = g
                 elif g is not None:
                     self._refuse_strangers(grads)
-        trained = {i for places in self.positions for i, _ in places}
         wrong, numbers, checked = {}, {}, [None] * len(found)
         for i, g in enumerate(found):
-            if g is None or _is_float0(g):
+            if g is None or is_float0(g):
                 continue
-            if i in trained:
+            if i in self.trained:
                 problem = _misfit(leaves[i], g)
                 if problem:
                     wrong[self.paths[i]] = problem
@@ -129,11 +150,10 @@ class Layout(NamedTuple):
         index = {path: i for i, path in enumerate(self.paths)}
         paths = spell([keys for keys, _ in keyed])
         covered = set(paths)
-        trained = [self.paths[i] for places in self.positions for i, _ in places]
         problems = {
-            path: "no gradient, expected one, or None to leave it as it is"
-            for path in trained
-            if covered.isdisjoint(branches(path))
+            self.paths[i]: "no gradient, expected one, or None to leave it as it is"
+            for i in self.trained
+            if covered.isdisjoint(branches(self.paths[i]))
         }
         if problems:
             raise ValueError(complain("update", problems, NOT_THE_TREE))
@@ -146,7 +166,7 @@ class Layout(NamedTuple):
             for path in with_paths(grads)
             if path not in known
         }
-        hint = nearest(next(iter(problems)), self.paths)
+        hint = nearest(next(iter(problems), ""), self.paths)
         raise ValueError(complain("update", problems, NOT_THE_TREE) + hint)
 
 
@@ -172,7 +192,7 @@ def _is_none(x: Any) -> bool:
     return x is None
 
 
-def _is_float0(x: Any) -> bool:
+def is_float0(x: Any) -> bool:
     return getattr(x, "dtype", None) == jax.dtypes.float0
 
 
@@ -184,6 +204,8 @@ def _is_gradient(leaf: Any, g: Any) -> bool:
 
 def _misfit(leaf: Any, g: Any) -> str | None:
     """What is wrong with `g` as a gradient of `leaf`; None if nothing is."""
+    if is_array(g) and g.dtype == leaf.dtype and g.shape == leaf.shape:
+        return None
     if not (is_array(g) or isinstance(g, (int, float, complex, np.generic))):
         return f"gradient is a {type(g).__name__}, expected an array"
     if np.shape(g) != np.shape(leaf):

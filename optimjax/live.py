@@ -1,17 +1,23 @@
 """A state changed in the middle of a run: adjusted, frozen, thawed."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Sharding
 
-from optimjax.arrays import is_traced, real_dtype
-from optimjax.hyper import ByPath, Hyper, PerPath, is_schedule
+from optimjax.arrays import placed, placement
+from optimjax.hyper import ByPath, Hyper, PerPath, canonical, is_schedule
+from optimjax.nested import walk
 from optimjax.paths import Path, Where, nearest, selector
-from optimjax.rule import PyTree, Rule, walk
-from optimjax.ties import Slot, Ties
-from optimjax.training import State, as_state, skipping
+from optimjax.rule import PyTree, Rule
+from optimjax.state import State, as_state
+from optimjax.ties import Slot
+from optimjax.training import as_scalar, skipping
 
 __all__ = ["adjust", "freeze", "thaw"]
 
@@ -62,11 +68,6 @@ def select(state: State, where: Where, function: str) -> list[Path]:
     """
     as_state(state, function)
     slot_of = {p.path: slot.name for slot in state.ties.slots for p in slot.places}
-    if isinstance(where, (list, tuple, set, frozenset)):  # each of them must be found
-        names = {slot_of[path] for path in where if path in slot_of}
-        for glob in where:
-            names.update(() if glob in slot_of else select(state, glob, function))
-        return [name for name in state.ties.names if name in names]
     wanted = selector(where, function, slot_of)
 
     def takes(slot: Slot) -> bool:
@@ -80,11 +81,11 @@ def select(state: State, where: Where, function: str) -> list[Path]:
 
 
 def adjust(state: State, where: Where = None, **changes: Hyper) -> State:
-    """`state` with other hyperparameters; nothing else is touched or compiled again.
+    """`state` with other hyperparameters; nothing else is touched.
 
     Where rules are nested, every rule that has a hyperparameter of that name and acts
-    on a slot at `where` takes the value. A first change for some slots only makes the
-    hyperparameter one that differs by path, which compiles once more.
+    on a slot at `where` takes the value. A new value compiles nothing; a new grouping
+    of slots, or another schedule function, compiles once.
 
     Args:
         where: a glob on paths, several, or a function of (path, slot); None for all.
@@ -101,6 +102,16 @@ def adjust(state: State, where: Where = None, **changes: Hyper) -> State:
     Adam(learning_rate={'body': 0.001, 'head': 0.01}, b1=0.9, ...)
     """
     chosen = set(select(state, where, "adjust"))
+    places = {
+        slot.name: {place.path: slot for place in slot.places}
+        for slot in state.ties.slots
+        if slot.name in chosen
+    }
+    for name, value in changes.items():
+        if isinstance(value, (Mapping, ByPath)):
+            value = canonical(value, f"adjust: {name}")
+            changes[name] = value.bind(places, f"adjust: {name}")
+    place = placement(jax.tree.leaves(state.inner))
     used: set[str] = set()
 
     def change(rule: Rule, inner: PyTree, slots: list[Path]) -> Rule:
@@ -113,10 +124,8 @@ def adjust(state: State, where: Where = None, **changes: Hyper) -> State:
         for name, value in changes.items():
             if name in known and mine:
                 value = rule.checked(name, value, "adjust: ")
-                if isinstance(value, ByPath):
-                    places = _slot_places(state.ties, mine)
-                    value = value.bind(places, f"adjust: {name}")
-                value = _merged(known[name], value, slots, mine)
+                new = _merged(known[name], value, slots, mine)
+                value = _filled(new, rule, place)
                 owner = f"adjust: {type(rule).__name__}"
                 fields[name] = rule.unless_by_path(name, value, owner)
         used.update(fields)
@@ -140,19 +149,18 @@ def adjust(state: State, where: Where = None, **changes: Hyper) -> State:
     return dataclasses.replace(state, rule=rule)
 
 
-def _slot_places(ties: Ties, slots: list[Path]) -> dict[Path, dict[Path, Any]]:
-    wanted = set(slots)
-    return {
-        slot.name: {place.path: slot for place in slot.places}
-        for slot in ties.slots
-        if slot.name in wanted
-    }
+class Refill(NamedTuple):
+    """A new value (or the old one again, for a group of slots that parts) and the old,
+    whose shape and place it takes."""
+
+    new: Any
+    old: Any
 
 
 def _merged(old: Any, new: Any, slots: list[Path], chosen: list[Path]) -> Any:
     """`old` with `new` for the chosen slots: slots that agree share one value."""
     if chosen == slots and not isinstance(old, ByPath) and not isinstance(new, ByPath):
-        return _refilled(old, new)
+        return Refill(new, old)
 
     def group(hyper: Any, path: Path) -> int:
         return hyper.pick.source[path] if isinstance(hyper, ByPath) else 0
@@ -172,20 +180,22 @@ def _merged(old: Any, new: Any, slots: list[Path], chosen: list[Path]) -> Any:
         if key not in number:
             number[key] = len(values)
             before = value(old, path)
-            values.append(_refilled(before, value(new, path) if taken else before))
+            values.append(Refill(value(new, path) if taken else before, before))
         index[path] = number[key]
     return ByPath(values, PerPath(index))
 
 
-def _refilled(old: Any, new: Any) -> Any:
-    """The value `new` with the dtype, shape and placement of the array `old`."""
+def _filled(refill: Any, rule: Rule, place: Sharding | None) -> Any:
+    """The values of `_merged` as arrays, each in a buffer of its own."""
+    if isinstance(refill, ByPath):
+        return refill.map(lambda each: _filled(each, rule, place))
+    new, old = refill
+
+    def scalar(x: Any) -> Array:
+        swept = np.ndim(x) and np.shape(x) == np.shape(old)  # one value a run, by vmap
+        return jnp.asarray(x) if swept else as_scalar(x, "adjust", rule)
+
     if is_schedule(new):
-        return jax.tree.map(lambda x: jnp.array(x, copy=True), new)
-    if is_schedule(old):
-        return jnp.array(new, real_dtype(), copy=True)
-    # A copy: the old state may be donated while the new one lives on.
-    new = jnp.broadcast_to(jnp.asarray(new, old.dtype), old.shape)
-    array = jnp.array(new, copy=True)
-    if is_traced(old) or is_traced(array):
-        return array
-    return jax.device_put(array, old.sharding) if old.committed else array
+        return jax.tree.map(lambda x: placed(scalar(x), place), new)
+    shape = () if is_schedule(old) else np.shape(old)
+    return placed(jnp.broadcast_to(scalar(new), shape), place)

@@ -77,7 +77,6 @@ def matches(path: Path, glob: Glob) -> bool:
     >>> matches("layers/3/w", "layers/3"), matches("layers/3/w", "*/w")
     (True, True)
     """
-    glob = glob.replace("[", "[[]")
     return fnmatch.fnmatchcase(path, glob) or fnmatch.fnmatchcase(path, f"{glob}/*")
 
 
@@ -97,9 +96,9 @@ def selector(
     """`where` (a glob, several, a function of path and leaf, None for all) as a test.
 
     Args:
-        known: the paths that there are.
-    Raises: TypeError for anything else. A pytree is refused even where it is callable
-    (a module shaped like the model): a tree is never called.
+        known: the paths that there are; each of several globs must match one.
+    Raises: ValueError if it does not; TypeError for anything else. A pytree is refused
+    even where it is callable (a module shaped like the model): a tree is never called.
     """
     if where is None:
         return lambda path, leaf: True
@@ -110,8 +109,15 @@ def selector(
     if isinstance(where, (list, tuple, set, frozenset)) and all(
         isinstance(glob, str) for glob in where
     ):
-        tests = [pattern(glob, known) for glob in where]
-        return lambda path, leaf: any(test(path) for test in tests)
+        exact = {glob for glob in where if glob in known}
+        tests = {glob: pattern(glob, ()) for glob in where if glob not in exact}
+        for glob, test in tests.items() if len(where) > 1 and known else ():
+            if not any(map(test, known)):
+                hint = nearest(glob, known)
+                raise ValueError(f"{owner}: {glob!r} matches no trainable leaf.{hint}")
+        return lambda path, leaf: (
+            path in exact or any(test(path) for test in tests.values())
+        )
     raise TypeError(
         f"{owner}: found {type(where).__name__}, expected a glob such as 'layers/0/*', "
         "several globs in a list, or a function of (path, leaf). A tree of masks or "

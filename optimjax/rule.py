@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import typing
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import jax
@@ -12,15 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.tree_util import GetAttrKey
-from jax.typing import DTypeLike
 
 from optimjax.arrays import (
     cast,
-    compute_dtype,
     is_traced,
     real_dtype,
-    real_part_dtype,
-    widen,
 )
 from optimjax.hyper import (
     HYPER,
@@ -34,19 +29,9 @@ from optimjax.hyper import (
     spelled,
     where_field,
 )
-from optimjax.paths import Path, Slots, complain, with_paths
+from optimjax.paths import Path, complain, with_paths
 
-__all__ = [
-    "Chain",
-    "Count",
-    "LeafRule",
-    "LeafState",
-    "Rule",
-    "Wrapper",
-    "rule",
-    "spread",
-    "steps_like",
-]
+__all__ = ["Count", "Rule", "rule", "spread", "steps_like"]
 
 PyTree: TypeAlias = Any
 Places: TypeAlias = Mapping[Path, Mapping[Path, Any]]
@@ -77,10 +62,11 @@ def rule(cls: type[R]) -> type[R]:
     >>> jax.tree.leaves(Descent(0.5))
     [0.5]
     """
-    made = dataclasses.dataclass(
-        frozen=True, eq=False, repr=False, init="__init__" not in vars(cls)
-    )(cls)
-    if "__init__" not in vars(cls):
+    own_init = "__init__" in vars(cls)
+    made = dataclasses.dataclass(frozen=True, eq=False, repr=False, init=not own_init)(
+        cls
+    )
+    if not own_init:
         made.__init__ = _named_arguments(made.__init__)
     hints = typing.get_type_hints(made, include_extras=True)
     loose = [name for name, hint in hints.items() if hint is float]
@@ -134,7 +120,7 @@ def _named_arguments(init: Any) -> Any:
 
 def _kind(hint: Any) -> str:
     """What a field's annotation makes of it: "hyper", "where", "rule" or "static"."""
-    parts = (hint, *typing.get_args(hint))
+    parts = list(_parts(hint))
     notes = [note for p in parts for note in getattr(p, "__metadata__", ())]
     if HYPER in notes:
         return "hyper"
@@ -142,6 +128,12 @@ def _kind(hint: Any) -> str:
         return "where"
     holds_rules = any(isinstance(p, type) and issubclass(p, Rule) for p in parts)
     return "rule" if holds_rules else "static"
+
+
+def _parts(hint: Any) -> Iterable[Any]:
+    yield hint
+    for inner in typing.get_args(hint):
+        yield from _parts(inner)
 
 
 class Rule:
@@ -305,7 +297,7 @@ class Rule:
             if isinstance(value, ByPath):
                 bound[name] = value.bind(places, owner)
             elif isinstance(value, PerPath):
-                bound[name] = PerPath(value.bind(places, owner))
+                bound[name] = PerPath(value.bind(places, owner, bool))
             elif self._kinds.get(name) == "rule":
                 bound[name] = jax.tree.map(
                     lambda inner: inner.bind(places), value, is_leaf=is_rule
@@ -365,13 +357,6 @@ def _holds(x: Any) -> bool:
     return isinstance(x, (tuple, list, dict))
 
 
-def every_rule(rule: Rule) -> list[Rule]:
-    """The rule and all the rules inside it."""
-    held = [vars(rule)[n] for n, kind in rule._kinds.items() if kind == "rule"]
-    inner = [r for r in jax.tree.leaves(held, is_leaf=is_rule) if is_rule(r)]
-    return [rule, *(r for each in inner for r in every_rule(each))]
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Count:
@@ -390,128 +375,9 @@ class Count:
         return Count(increment(self.count))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class LeafState(Count):
-    """What a `LeafRule` keeps.
-
-    Attributes:
-        slots: path -> what `init_leaf` made.
-        own: path -> number of steps, int32, (), of each slot that was ever skipped. All
-            others have taken `count` steps: one scalar crosses the `jit` for them all.
-    """
-
-    slots: Slots
-    own: Slots
-
-    def skipping(self, paths: Iterable[Path]) -> "LeafState":
-        """The same state, with room for these slots' own number of steps."""
-        new = [p for p in paths if p in self.slots and p not in self.own]
-        if not new:
-            return self
-        # Copies: a state of which two leaves are one buffer could not be donated.
-        own = {path: jnp.array(self.count, copy=True) for path in new}
-        return dataclasses.replace(self, own=Slots({**self.own, **own}))
-
-
 def increment(count: Array) -> Array:
     """`count + 1`, staying at the largest int32 rather than turning negative."""
     return jnp.where(count < jnp.iinfo(count.dtype).max, count + 1, count)
-
-
-@rule
-class LeafRule(Rule):
-    """Arithmetic on each array alone: write `init_leaf` and `apply_leaf`.
-
-    What their author may rely on, and need not repeat:
-
-    * `x`, `g` and the floating leaves of `state` arrive in the compute dtype (at least
-      float32; float64 stays; complex stays complex, real state stays real); what is
-      returned is cast back to the dtypes that are stored;
-    * hyperparameters arrive as scalars of the matching real dtype, schedules evaluated,
-      values by path chosen, and a `Where` as True or False for this slot;
-    * `t` is the slot's own number of steps, from 1, as a real scalar;
-    * a slot without a gradient is never passed in, and its state stays as it is.
-
-    Args:
-        state_dtype: dtype in which floating state is kept; None for at least float32.
-    State: `LeafState`.
-    """
-
-    by_path: ClassVar[bool] = True
-
-    state_dtype: DTypeLike | None = dataclasses.field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.state_dtype is not None:
-            object.__setattr__(self, "state_dtype", np.dtype(self.state_dtype))
-
-    def init_leaf(self, x: Array) -> PyTree:
-        """The state of one slot. Args: `x`, the parameter in its compute dtype."""
-        raise NotImplementedError(f"{type(self).__name__} has no init_leaf")
-
-    def apply_leaf(
-        self, state: PyTree, x: Array, g: Array, t: Array
-    ) -> tuple[PyTree, Array]:
-        """The new state of one slot, and the step to subtract from `x`."""
-        raise NotImplementedError(f"{type(self).__name__} has no apply_leaf")
-
-    def init(self, params: PyTree) -> LeafState:
-        current = self.at_count(0)
-        scalars: dict[tuple[int, np.dtype], Rule] = {}
-        slots = Slots()
-        for path, x in with_paths(params).items():
-            self._check_complex("init", path, x)
-            x = widen(x)
-            here = current.at_path(path, x)
-            key = (id(here), x.dtype)
-            if key not in scalars:  # thousands of slots share a few casts
-                scalars[key] = _to_compute(here, x.dtype)
-            made = typing.cast(LeafRule, scalars[key]).init_leaf(x)
-            slots[path] = jax.tree.map(self._stored, made)
-        return LeafState(jnp.zeros((), jnp.int32), slots, Slots())
-
-    def _stored(self, leaf: Any) -> Array:
-        if isinstance(leaf, jax.Array) and not leaf.weak_type and not self.state_dtype:
-            return leaf
-        leaf = jnp.asarray(leaf)
-        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
-        return cast(
-            leaf, self.state_dtype if floating and self.state_dtype else leaf.dtype
-        )
-
-    def _check_complex(self, function: str, path: Path, x: Any) -> None:
-        if not self.complex_ok and jnp.iscomplexobj(x):
-            what = "a complex parameter, expected a real one"
-            raise TypeError(
-                complain(f"{type(self).__name__}.{function}", {path: what})
-                + " Train its real and imaginary parts as two arrays."
-            )
-
-    def apply(
-        self, state: LeafState, params: PyTree, grads: PyTree, **context: Any
-    ) -> tuple[LeafState, PyTree]:
-        named, structure = with_paths(params), jax.tree.structure(params)
-        gradients = gradients_by_path(named, grads)
-        if not gradients:  # no update took place, so nothing is counted
-            return state, structure.unflatten([None] * len(named))
-        state = state.skipping(path for path in state.slots if path not in gradients)
-        current = self.at_count(state.count)
-        count = increment(state.count)
-        slots, own = Slots(state.slots), Slots(state.own)
-        steps: dict[Path, Array] = {}
-        for path, g in gradients.items():
-            x = named[path]
-            self._check_complex("apply", path, x)
-            if path in own:
-                own[path] = increment(own[path])
-            slots[path], steps[path] = _apply_leaf(
-                current.at_path(path, x), slots[path], x, g, own.get(path, count)
-            )
-        return LeafState(count, slots, own), structure.unflatten(
-            [steps.get(path) for path in named]
-        )
 
 
 def gradients_by_path(params: Mapping[Path, Any], grads: PyTree) -> dict[Path, Any]:
@@ -526,123 +392,6 @@ def gradients_by_path(params: Mapping[Path, Any], grads: PyTree) -> dict[Path, A
     return {path: given[path] for path in params if path in given}
 
 
-def _to_compute(tree: PyTree, dtype: DTypeLike) -> PyTree:
-    """The floating leaves in the real, the complex ones in the complex `dtype`."""
-
-    def one(leaf: Any) -> Any:
-        if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
-            return cast(leaf, dtype)
-        if jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-            return cast(leaf, real_part_dtype(dtype))
-        return leaf
-
-    return jax.tree.map(one, tree)
-
-
-@jax.jit
-def _apply_leaf(
-    rule: LeafRule, state: PyTree, x: Array, g: Array, t: Array
-) -> tuple[PyTree, Array]:
-    """`rule.apply_leaf` in the compute dtype, and back to the stored dtypes.
-
-    Jitted on its own, so that slots of one shape are traced once, not once each.
-    """
-    dtype, name = compute_dtype(x.dtype), type(rule).__name__
-    # A complex leaf meets its own real hyperparameters and magnitudes; that is the one
-    # mixture that strict promotion, where a user has asked for it, would refuse.
-    complex_x = jnp.issubdtype(dtype, jnp.complexfloating)
-    with jax.numpy_dtype_promotion("standard") if complex_x else nullcontext():
-        out = typing.cast(LeafRule, _to_compute(rule, dtype)).apply_leaf(
-            _to_compute(state, dtype),
-            cast(x, dtype),
-            cast(g, dtype),
-            cast(t, real_part_dtype(dtype)),
-        )
-    if not (isinstance(out, tuple) and len(out) == 2):
-        raise TypeError(f"{name}.apply_leaf: {out!r}, expected (state, step).")
-    new, step = out
-    if jax.tree.structure(new) != jax.tree.structure(state):
-        raise ValueError(
-            f"{name}.apply_leaf: state has structure {jax.tree.structure(new)}, "
-            f"expected {jax.tree.structure(state)}, which init_leaf made."
-        )
-    made, kept = [*jax.tree.leaves(new), step], [*jax.tree.leaves(state), x]
-    for after, before in zip(made, kept, strict=True):
-        if jnp.shape(after) != before.shape:
-            what = "the step" if before is x else "an array of the state"
-            raise ValueError(
-                f"{name}.apply_leaf: {what} has shape {jnp.shape(after)}, expected "
-                f"{before.shape}. (Hyperparameters must be scalars: to sweep one, use "
-                "jax.vmap over the rule.)"
-            )
-    return jax.tree.map(lambda n, old: cast(n, old.dtype), new, state), cast(
-        step, x.dtype
-    )
-
-
-@rule
-class Chain(Rule):
-    """One rule after another: each one's steps are the next one's gradients.
-
-        s1, steps = first.apply(s1, params, grads)
-        s2, steps = second.apply(s2, params, steps)
-
-    Args:
-        *rules: one or more rules, in the order in which they act.
-    State: a tuple, one rule's state each.
-    Raises: TypeError if an argument is not a rule.
-
-    >>> from optimjax import SGD, ClipByGlobalNorm
-    >>> Chain(ClipByGlobalNorm(1.0), SGD(0.1)).rules[0]
-    ClipByGlobalNorm(max_norm=1)
-    """
-
-    rules: tuple[Rule, ...]
-
-    def __init__(self, *rules: Rule):
-        for each in rules:
-            if not is_rule(each):
-                raise TypeError(f"Chain: {each!r}, expected rules: Chain(a, b, ...).")
-        object.__setattr__(self, "rules", rules)
-        self.__post_init__()
-
-    def init(self, params: PyTree) -> tuple[PyTree, ...]:
-        return tuple(inner.init(params) for inner in self.rules)
-
-    def apply(
-        self, state: tuple[PyTree, ...], params: PyTree, grads: PyTree, **context: Any
-    ) -> tuple[tuple[PyTree, ...], PyTree]:
-        # Between the rules steps are kept wide, and rounded once at the end.
-        wide = jax.tree.map(widen, params)
-        steps, new = spread(params, grads), []
-        for inner, own in zip(self.rules, state, strict=True):
-            own, steps = inner.apply(own, wide, steps, **context)
-            new.append(own)
-        return tuple(new), steps_like(params, steps)
-
-    def parts(self, state: PyTree, slots: list[Path]) -> list[Part]:
-        return [(r, s, slots) for r, s in zip(self.rules, state, strict=True)]
-
-    def with_parts(self, rules: list[Rule]) -> Self:
-        return self.with_fields(rules=tuple(rules))
-
-    def __repr__(self) -> str:
-        return f"Chain({', '.join(map(repr, self.rules))})"
-
-
-@rule
-class Wrapper(Rule):
-    """A rule around another one, `inner`; its state has an `inner` too."""
-
-    inner: Rule
-
-    def parts(self, state: PyTree, slots: list[Path]) -> list[Part]:
-        return [(self.inner, state.inner, slots)]
-
-    def with_parts(self, rules: list[Rule]) -> Self:
-        return self.with_fields(inner=rules[0])
-
-
 def spread(params: PyTree, grads: PyTree) -> PyTree:
     """`grads` in the structure of `params`, with None at every leaf that has none."""
     named = with_paths(params)
@@ -655,12 +404,3 @@ def steps_like(params: PyTree, steps: PyTree) -> PyTree:
     return jax.tree.map(
         lambda x, s: None if s is None else cast(s, jnp.asarray(x).dtype), params, steps
     )
-
-
-def walk(
-    rule: Rule, state: PyTree, slots: list[Path]
-) -> Iterable[tuple[Rule, PyTree, list[Path]]]:
-    """A rule and all the rules inside it, each with its state and its slots."""
-    yield rule, state, slots
-    for part in rule.parts(state, slots):
-        yield from walk(*part)

@@ -1,7 +1,7 @@
 """A state as a person reads it: a tree, a table, its hyperparameters."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +9,14 @@ import numpy as np
 
 from optimjax.arrays import is_traced
 from optimjax.hyper import ByPath, evaluate
+from optimjax.leaf import LeafState
+from optimjax.nested import walk
 from optimjax.paths import Path, Slots
-from optimjax.rule import Count, LeafState, Rule, walk
+from optimjax.rule import Count, Rule
 from optimjax.ties import through
-from optimjax.training import State
+
+if TYPE_CHECKING:  # a state shows itself by means of this module
+    from optimjax.state import State
 
 __all__ = ["hyperparams", "summary"]
 
@@ -49,7 +53,7 @@ def nbytes(tree: Any) -> int:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
 
 
-def _acting(state: State) -> dict[Path, list[tuple[Rule, Any]]]:
+def _acting(state: "State") -> dict[Path, list[tuple[Rule, Any]]]:
     """For each slot the innermost rules that act on it, each with its state."""
     names = list(state.ties.names)
     acting: dict[Path, list[tuple[Rule, Any]]] = {name: [] for name in names}
@@ -64,7 +68,7 @@ def _kept(inner: Any, path: Path) -> Any:
     return inner.slots[path] if isinstance(inner, LeafState) else None
 
 
-def hyperparams(state: State) -> Slots:
+def hyperparams(state: "State") -> Slots:
     """{path: {name: value}}: the hyperparameters at each place, schedules evaluated.
 
     Values are those of the step that was taken last, or of the first if none was. Where
@@ -102,7 +106,7 @@ def hyperparams(state: State) -> Slots:
     return result
 
 
-def summary(state: State) -> str:
+def summary(state: "State") -> str:
     """A table for `print`: slot, shape, dtype, rule, bytes of state, ties, frozen.
 
     >>> import optimjax as oj
@@ -160,7 +164,7 @@ def _tied(place: Any, name: Path) -> str:
     return f"{place.path} by {through(place.transform, name)}"
 
 
-def tree(state: State) -> str:
+def tree(state: "State") -> str:
     """The state as an indented tree, shaped like the model."""
     acting = _acting(state)
     counts = [i.count for r in acting.values() for _, i in r if isinstance(i, Count)]

@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from optimjax.arrays import buffer, is_numeric, is_traced
+from optimjax.arrays import buffer, is_traced
+from optimjax.frame import Frame, framed
 from optimjax.layout import Layout
 from optimjax.paths import Path, Slots, complain
-from optimjax.training import State, as_state, check_shapes, descend
+from optimjax.state import State, as_state
+from optimjax.training import check_shapes, descend
 
 __all__ = ["Step", "make_step"]
 
@@ -107,23 +109,56 @@ class Step(Generic[Model]):
         if ties is not state.ties:
             state = dataclasses.replace(state, ties=ties)
         layout, leaves = ties.take_apart("step", model)
-        known = layout.frames.get(state.frozen)
-        frame = _framed(layout, leaves, state.frozen)
+        frame = framed(layout, leaves, state.frozen)
         arrays = layout.gather(leaves)
         params = tuple(arrays[i] for i in frame.trained)
-        if self.donate and frame is not known:
-            params = _to_give_away(params)
-        whole = not any(map(is_traced, arrays[:1]))
         others = tuple(arrays[i] for i in frame.frozen)
         rest = tuple(leaves[i] for i in frame.arrays)
+        if self.donate:
+            params = self._givable(frame, params, (*others, *rest))
+        whole = not any(map(is_traced, arrays[:1]))
         try:
             state, params, out = compiled(
                 state, params, others, rest, batch, frame=frame, whole=whole, **static
             )
-        except (RuntimeError, TypeError, ValueError) as error:
-            _explain_deleted(layout, leaves, state, error)
+        except Exception as error:
+            if "donated" in str(error) or "deleted" in str(error):
+                _explain_deleted(layout, leaves, state, error)
             raise
+        if state.ties is not ties:  # equal, but not the object that has seen the model
+            state = dataclasses.replace(state, ties=ties)
         return state, frame.rebuild(params, leaves), out
+
+    def _givable(
+        self, frame: Frame, params: tuple[Any, ...], kept: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """`params`, with a copy of each that cannot be donated.
+
+        A NumPy array's memory is the user's, and what was one array but is trained
+        apart, or trained beside a frozen one, is one buffer. Addresses are looked at
+        once for a frame, since after a step every array has a buffer of its own; that
+        no object stands twice, in every call.
+        """
+        everything = (*params, *kept)
+        alone = len(set(map(id, everything))) == len(everything)
+        numpy = any(isinstance(x, np.ndarray) for x in params)
+        if alone and not numpy and frame in self._met:
+            return params
+        self._met.add(frame)
+        seen = {*map(buffer, kept)}
+        own = []
+        for x in params:
+            if isinstance(x, np.ndarray) or (
+                buffer(x) is not None and buffer(x) in seen
+            ):
+                x = jnp.array(x, copy=True)
+            seen.add(buffer(x))
+            own.append(x)
+        return tuple(own)
+
+    @cached_property
+    def _met(self) -> set[Frame]:
+        return set()
 
     @cached_property
     def _one(self) -> Any:
@@ -142,7 +177,7 @@ class Step(Generic[Model]):
             rest: Any,
             batches: Any,
             *,
-            frame: "Frame",
+            frame: Frame,
             whole: bool,
             length: int | None,
         ) -> Any:
@@ -174,7 +209,7 @@ class Step(Generic[Model]):
         rest: tuple[Any, ...],
         batch: tuple[Any, ...],
         *,
-        frame: "Frame",
+        frame: Frame,
         whole: bool,
     ) -> tuple[State, tuple[Array, ...], Any]:
         def objective(params: tuple[Array, ...]) -> Any:
@@ -203,133 +238,6 @@ class Step(Generic[Model]):
         state, slots = descend(state, slots, summed, value=value, value_fn=value_fn)
         new = tuple(slots[names[i]] for i in frame.trained)
         return state, new, (value, aux) if self.has_aux else value
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Frame:
-    """What is static of a model in a step: its layout, and the leaves without arrays.
-
-    Attributes:
-        layout: where the slots are.
-        trained, frozen: which slots, by their number.
-        arrays: positions of the other arrays.
-        constants: the leaves that are no arrays, by position.
-    """
-
-    layout: Layout
-    trained: tuple[int, ...]
-    frozen: tuple[int, ...]
-    arrays: tuple[int, ...]
-    constants: tuple[tuple[int, Any], ...]
-
-    @property
-    def names(self) -> tuple[Path, ...]:
-        return self.layout.names
-
-    @cached_property
-    def _key(self) -> tuple[Any, ...]:
-        # 1, 1.0 and True are equal, but a loss may tell them apart.
-        constants = tuple((i, type(x), _hashable(x)) for i, x in self.constants)
-        return (
-            self.layout.names,
-            self.layout.positions,
-            self.layout.structure,
-            self.trained,
-            self.arrays,
-            constants,
-        )
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(self._key)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Frame) and self._key == other._key)
-
-    def build(self, params: Any, others: Any, rest: Any) -> Any:
-        """The model, inside the compiled function."""
-        leaves: list[Any] = [None] * len(self.layout.paths)
-        for i, x in zip(self.arrays, rest, strict=True):
-            leaves[i] = x
-        for i, x in self.constants:
-            leaves[i] = x
-        return self.layout.scatter(self.slots(params, others), leaves)
-
-    def rebuild(self, params: Any, leaves: list[Any]) -> Any:
-        """The model, outside: everything that was not trained is the object it was."""
-        return self.layout.scatter(self.slots(params), leaves)
-
-    def slots(
-        self, params: tuple[Any, ...], others: tuple[Any, ...] = ()
-    ) -> dict[Path, Any]:
-        """{path: array} of the trained slots and, where they are given, the frozen."""
-        numbers = (*self.trained, *self.frozen)
-        arrays = (*params, *others)
-        return {self.names[i]: x for i, x in zip(numbers, arrays, strict=False)}
-
-
-class _ById:
-    """An unhashable constant, compared by identity (and kept alive by the key)."""
-
-    def __init__(self, x: Any):
-        self.x = x
-
-    def __hash__(self) -> int:
-        return id(self.x)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and self.x is other.x
-
-
-def _hashable(x: Any) -> Any:
-    if type(x) is float:
-        return x.hex()  # 0.0 == -0.0
-    try:
-        hash(x)
-    except TypeError:
-        return _ById(x)
-    return x
-
-
-def _framed(layout: Layout, leaves: list[Any], frozen: tuple[Path, ...]) -> Frame:
-    """The frame of this model: the one of the last call, if nothing in it changed."""
-    last = layout.frames.get(frozen)
-    if last is not None:
-        same = all(leaves[i] is x for i, x in last.constants)
-        if same and all(is_numeric(leaves[i]) for i in last.arrays):
-            return last
-    still = set(frozen)
-    numbered = list(enumerate(layout.names))
-    frame = Frame(
-        layout,
-        tuple(i for i, name in numbered if name not in still),
-        tuple(i for i, name in numbered if name in still),
-        tuple(i for i in layout.rest if is_numeric(leaves[i])),
-        tuple((i, leaves[i]) for i in layout.rest if not is_numeric(leaves[i])),
-    )
-    layout.frames[frozen] = frame
-    return frame
-
-
-def _to_give_away(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`arrays`, with a copy of those that cannot be donated.
-
-    A NumPy array's memory is the user's, and what was tied but is trained apart is one
-    buffer. After the first step every array has a buffer of its own.
-    """
-    seen: set[int] = set()
-    own = []
-    for x in arrays:
-        where = buffer(x)
-        if isinstance(x, np.ndarray) or where in seen:
-            x = jnp.array(x, copy=True)
-        elif where is not None:
-            seen.add(where)
-        own.append(x)
-    return tuple(own)
 
 
 def _explain_deleted(

@@ -1,6 +1,7 @@
 """Which leaves of a model are one array: slots, their places, and what they share."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,6 +13,12 @@ from optimjax.layout import Layout, Structure, Transform
 from optimjax.paths import Path, complain, nearest, spell, with_paths
 
 __all__ = ["Place", "Slot", "Ties"]
+
+MOST_LAYOUTS = 32
+NOT_THE_MODEL = (
+    "This is not the model that setup saw. The order is (state, model, ...). Give the "
+    "model that the state was made for, or call setup again."
+)
 
 
 class Place(NamedTuple):
@@ -36,6 +43,14 @@ class Slot(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
 
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ties:
@@ -53,14 +68,15 @@ class Ties:
 
     @cached_property
     def _key(self) -> tuple[Any, ...]:
-        return self.slots, self.others, self.seen
+        # Not `seen`: a state made inside a jit, or of shapes, has the same structure.
+        return self.slots, self.others
 
     @cached_property
     def _hash(self) -> int:
         return hash(self._key)
 
     @cached_property
-    def _layouts(self) -> "dict[Structure, Layout]":
+    def _layouts(self) -> dict[Structure, Layout]:
         return {}  # a memo: what is computed from `self` and a tree's structure alone
 
     @cached_property
@@ -78,6 +94,9 @@ class Ties:
             return False
         return self._key == other._key
 
+    def __reduce__(self) -> Any:
+        return Ties, (self.slots, self.others, self.seen)  # hashes differ by process
+
     def __str__(self) -> str:
         lines = [
             f"{place.path} is {through(place.transform, slot.name)}"
@@ -86,42 +105,46 @@ class Ties:
         ]
         return "\n".join(lines) or "no ties"
 
-    def take_apart(self, function: str, model: Any) -> "tuple[Layout, list[Any]]":
+    def take_apart(self, function: str, model: Any) -> tuple[Layout, list[Any]]:
         """The leaves of a model, and where the slots stand among them.
 
         Raises: ValueError if the model has other paths than the one that `setup` saw.
         """
         leaves, structure = jax.tree.flatten(model)
-        if structure not in self._layouts:
-            self._layouts[structure] = self._find(function, model, structure)
-        return self._layouts[structure], leaves
+        layout = self._layouts.get(structure)
+        if layout is None:
+            if len(self._layouts) >= MOST_LAYOUTS:  # a structure that never stays
+                self._layouts.clear()
+            layout = self._layouts[structure] = self._find(function, model, structure)
+        strange = [i for i in layout.untrained if is_inexact(leaves[i])]
+        if strange:
+            what = "an array that setup did not see"
+            problems = {layout.paths[i]: what for i in strange}
+            raise ValueError(complain(function, problems, NOT_THE_MODEL))
+        return layout, leaves
 
-    def _find(self, function: str, model: Any, structure: Structure) -> "Layout":
+    def _find(self, function: str, model: Any, structure: Structure) -> Layout:
         keyed, _ = jax.tree_util.tree_flatten_with_path(model)
         paths = spell([keys for keys, _ in keyed])
         index = {path: i for i, path in enumerate(paths)}
-        places = {place.path: None for slot in self.slots for place in slot.places}
         problems = {
-            path: "no such leaf in this model" for path in places if path not in index
+            place.path: "no such leaf in this model"
+            for slot in self.slots
+            for place in slot.places
+            if place.path not in index
         }
-        known = {*places, *self.others}
-        for path, (_, leaf) in zip(paths, keyed, strict=True):
-            if is_inexact(leaf) and path not in known:
-                problems[path] = "an array that setup did not see"
         if problems:
-            raise ValueError(
-                complain(function, problems, "This is not the model that setup saw.")
-                + nearest(next(iter(problems)), paths)
-                + " The order is (state, model, ...). Give the model that the state "
-                "was made for, or call setup again."
-            )
+            hint = nearest(next(iter(problems)), paths)
+            raise ValueError(complain(function, problems, NOT_THE_MODEL) + hint)
         positions = tuple(
             tuple((index[place.path], place.transform) for place in slot.places)
             for slot in self.slots
         )
         taken = {i for slot in positions for i, _ in slot}
         rest = tuple(i for i in range(len(paths)) if i not in taken)
-        return Layout(self.names, structure, tuple(paths), positions, rest, {}, {})
+        others = {index[path] for path in self.others if path in index}
+        untrained = tuple(i for i in rest if i not in others)
+        return Layout(self.names, structure, tuple(paths), positions, rest, untrained)
 
     def confirmed(self, function: str, model: Any) -> "Ties":
         """These ties, checked against concrete arrays if `setup` could not see any.

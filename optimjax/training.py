@@ -21,55 +21,15 @@ from optimjax.arrays import (
     widen,
 )
 from optimjax.finding import TiesArg, find_ties
-from optimjax.layout import Layout
-from optimjax.paths import Path, Slots, Where, complain, with_paths
-from optimjax.rule import Count, LeafState, PyTree, Rule, every_rule, is_rule, walk
+from optimjax.layout import NOT_THE_TREE, Layout, branches, is_float0
+from optimjax.leaf import LeafState
+from optimjax.nested import every_rule
+from optimjax.paths import Path, Slots, Where, complain, spell
+from optimjax.rule import PyTree, Rule, is_rule
+from optimjax.state import State, as_state
 from optimjax.ties import Ties
 
-__all__ = ["State", "align", "setup", "update"]
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False)
-class State:
-    """A rule in the middle of a run: a pytree that the user holds and passes on.
-
-    Attributes:
-        rule: the rule; its hyperparameters are arrays, so that a change of value
-            compiles nothing.
-        inner: what the rule keeps, as its own `init` made it.
-        ties: which leaves of the model are one array. Static.
-        frozen: names of the slots that take no step, sorted. Static.
-    """
-
-    rule: Rule
-    inner: PyTree
-    ties: Ties = dataclasses.field(metadata={"static": True})
-    frozen: tuple[Path, ...] = dataclasses.field(default=(), metadata={"static": True})
-
-    @property
-    def count(self) -> Array:
-        """Updates so far, int32, (), as the first rule that counts has them."""
-        nodes = jax.tree.leaves(self.inner, is_leaf=lambda x: isinstance(x, Count))
-        return next(node.count for node in nodes if isinstance(node, Count))
-
-    @property
-    def slots(self) -> Slots:
-        """{path: what the rule keeps for that slot}; a tuple where several rules do."""
-        kept: dict[Path, list[PyTree]] = {name: [] for name in self.ties.names}
-        for _, state, _ in walk(self.rule, self.inner, list(self.ties.names)):
-            if isinstance(state, LeafState):
-                for path, leaf in state.slots.items():
-                    if jax.tree.leaves(leaf):
-                        kept[path].append(leaf)
-        return Slots(
-            {p: each[0] if len(each) == 1 else tuple(each) for p, each in kept.items()}
-        )
-
-    def __repr__(self) -> str:
-        from optimjax.show import tree  # it shows states, so it imports this module
-
-        return tree(self)
+__all__ = ["align", "setup", "update"]
 
 
 def setup(
@@ -122,7 +82,7 @@ def setup(
         }
     )
     place = placement(params.values())
-    rule = jax.tree.map(lambda h: placed(_scalar(rule, h), place), rule)
+    rule = jax.tree.map(lambda h: placed(as_scalar(h, "setup", rule), place), rule)
     others = [*params.values(), *jax.tree.leaves(rule)]
     return State(rule, _own_buffers(rule.init(params), others, place), found)
 
@@ -133,26 +93,11 @@ def _as_array(x: Any) -> Any:
     return jnp.zeros(x.shape, x.dtype, device=x.sharding)
 
 
-def as_state(state: Any, function: str) -> State:
-    if not isinstance(state, State):
-        raise TypeError(
-            f"{function}: state is a {type(state).__name__}, expected a State from "
-            "setup. The state comes first, in and out."
-        )
-    for x in jax.tree.leaves(state)[:1]:
-        if isinstance(x, jax.Array) and not is_traced(x) and x.is_deleted():
-            raise ValueError(
-                f"{function}: the state was donated to an earlier step. Use the state "
-                "that the step returned, or make_step(..., donate=False)."
-            )
-    return state
-
-
-def _scalar(rule: Rule, hyper: Any) -> Array:
+def as_scalar(hyper: Any, function: str, rule: Rule) -> Array:
     """A hyperparameter as the array that crosses every `jit` from now on."""
     if np.ndim(hyper) != 0:
         raise ValueError(
-            f"setup: a hyperparameter of {rule!r} has shape {np.shape(hyper)}, "
+            f"{function}: a hyperparameter of {rule!r} has shape {np.shape(hyper)}, "
             "expected a scalar. To sweep one, use jax.vmap from setup on; to give "
             "paths different values, use a dict {glob: value}."
         )
@@ -175,6 +120,7 @@ def _own_buffers(
     def own(x: Any) -> Any:
         if is_traced(x):
             return x
+        x = jnp.asarray(x)
         where = buffer(x)
         shared = id(x) in seen or (where is not None and where in seen)
         if shared or (place is not None and not x.committed):
@@ -240,10 +186,17 @@ def descend(
         for name in rule.needs
         if name not in context
     }
-    for name, rule in missing.items():
+    if missing:
+        wanted = "; ".join(f"{rule} needs {name}" for name, rule in missing.items())
+        call = ", ".join(f"{name}=..." for name in missing)
         raise TypeError(
-            f"update: {rule} needs {name}, which was not given. Call "
-            f"update(state, model, grads, {name}=...), or use make_step."
+            f"update: {wanted}, not given. Call update(state, model, grads, {call}), "
+            "or use make_step."
+        )
+    if "value_fn" in context:  # rules work on wide arrays, the loss on the model's own
+        of_slots = context["value_fn"]
+        context["value_fn"] = lambda slots: of_slots(
+            Slots({path: cast_like(x, params[path]) for path, x in slots.items()})
         )
     frozen = set(state.frozen)
     grads = Slots({p: None if p in frozen else g for p, g in grads.items()})
@@ -298,14 +251,20 @@ def align(state: State, grads: PyTree) -> State:
     >>> jax.tree.structure(after) == jax.tree.structure(aligned)
     True
     """
-    as_state(state, "align")
-    given = set(with_paths(grads))
-    skipped = [
-        slot.name
-        for slot in state.ties.slots
-        if given.isdisjoint(place.path for place in slot.places)
-    ]
-    return skipping(state, skipped)
+    ties = as_state(state, "align").ties
+    keyed, _ = jax.tree_util.tree_flatten_with_path(grads, is_leaf=lambda x: x is None)
+    leaves = zip(spell([keys for keys, _ in keyed]), (g for _, g in keyed), strict=True)
+    given = {path: g is not None and not is_float0(g) for path, g in leaves}
+    places = {place.path: slot.name for slot in ties.slots for place in slot.places}
+    problems = {
+        path: "no gradient, expected one, or None"
+        for path in places
+        if given.keys().isdisjoint(branches(path))
+    }
+    if problems:
+        raise ValueError(complain("align", problems, NOT_THE_TREE))
+    moving = {name for path, name in places.items() if given.get(path)}
+    return skipping(state, [name for name in ties.names if name not in moving])
 
 
 def skipping(state: State, paths: Iterable[Path]) -> State:

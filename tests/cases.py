@@ -153,6 +153,7 @@ VARIANTS = {
     "NAdamW": [
         {
             "learning_rate": 0.11,
+            "eps_root": 0.02,
             "momentum_decay": 0.06,
             "weight_decay": 0.17,
             "decay_where": lambda path, x: x.ndim == 2,
@@ -164,7 +165,13 @@ VARIANTS = {
         {"learning_rate": 0.11, "b2": 0.6, "debias_v": "never", "debias_m": False},
     ],
     "AMSGradW": [
-        {"learning_rate": 0.11, "b2": 0.6, "weight_decay": 0.07, "couple": False}
+        {
+            "learning_rate": 0.11,
+            "b2": 0.6,
+            "eps_root": 0.02,
+            "weight_decay": 0.07,
+            "couple": False,
+        }
     ],
     "Adamax": [
         {"learning_rate": 0.11, "b1": 0.7, "b2": 0.8, "eps": 0.03},
@@ -183,13 +190,21 @@ VARIANTS = {
         },
     ],
     "RAdamW": [
-        {"learning_rate": 0.11, "b2": 0.9, "weight_decay": 0.07, "couple": False}
+        {
+            "learning_rate": 0.11,
+            "b2": 0.9,
+            "eps_root": 0.02,
+            "weight_decay": 0.07,
+            "couple": False,
+        }
     ],
     "AdaBelief": [
         {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.03, "eps_root": 0.02},
         {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "nesterov": True},
     ],
-    "AdaBeliefW": [{"learning_rate": 0.11, "weight_decay": 0.17}],
+    "AdaBeliefW": [
+        {"learning_rate": 0.11, "eps": 0.03, "eps_root": 0.02, "weight_decay": 0.17}
+    ],
     "Yogi": [
         {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.03, "eps_root": 0.02},
         {"learning_rate": 0.11, "initial_v": 0.3, "initial_m": 0.2, "debias": False},
@@ -259,9 +274,8 @@ VARIANTS = {
             "min_dim_size_to_factor": 2,
             "weight_decay": 0.17,
             "couple": True,
-            "decay_where": lambda path, x: x.ndim == 2,
         },
-        {"learning_rate": 0.3, "factored": False, "min_dim_size_to_factor": 2},
+        {"learning_rate": 0.3, "min_dim_size_to_factor": None},
     ],
     "PolyakSGD": [
         {"max_learning_rate": 0.11, "scaling": 0.6, "f_min": 0.3, "eps": 0.7},

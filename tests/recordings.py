@@ -274,6 +274,8 @@ def from_optax(record):
             settings[name] = [path for path, chosen in mask.items() if chosen]
     if not settings.pop("bias_correction_nu", True):
         settings["debias_v"] = "never"
+    if not settings.pop("factored", True):
+        settings["min_dim_size_to_factor"] = None
     if cls == "Adan":
         settings["lookahead"] = 1 - settings.get("b2", 0.92)  # the paper: b2
     if cls == "RMSProp" and not settings.pop("eps_in_sqrt", True):

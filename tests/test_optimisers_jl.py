@@ -46,11 +46,11 @@ def rmsprop(x, gs, η=0.001, ρ=0.9, ϵ=1e-8, centred=False):
         yield x
 
 
-def rprop(x, gs, η=1e-3, ℓ=(0.5, 1.2), Γ=(1e-6, 50.0)):
+def rprop(x, gs, η=1e-3, factors=(0.5, 1.2), Γ=(1e-6, 50.0)):
     before, η = 0 * x, np.full_like(x, η)
     for g in gs:
         turn = before * g
-        up, down = np.minimum(η * ℓ[1], Γ[1]), np.maximum(η * ℓ[0], Γ[0])
+        up, down = np.minimum(η * factors[1], Γ[1]), np.maximum(η * factors[0], Γ[0])
         η = np.where(turn > 0, up, np.where(turn < 0, down, η))
         before = np.where(turn < 0, 0, g)
         x = x - η * np.sign(before)
@@ -142,8 +142,8 @@ def adabelief(x, gs, η=0.001, β=(0.9, 0.999), ϵ=1e-16):
 def lion_of_jl(x, gs, η=0.001, β=(0.9, 0.999)):
     m = 0
     for g in gs:
-        x = x - η * np.sign(β[0] * m + (1 - β[0]) * g)
-        m = (1 - β[1]) * m + β[1] * g  # the weights are exchanged
+        m = β[1] * g + (1 - β[1]) * m  # the weights are exchanged
+        x = x - η * np.sign((β[1] - β[0]) * g + β[0] * m)
         yield x
 
 
@@ -255,7 +255,7 @@ def test_not_where_optimisers_jl_is_wrong(wrong, right, rule, drawn):
 
 
 def test_lion_of_optimisers_jl_is_sign_descent(drawn):
-    """Its memory is a thousandth of the last gradient: all that is left is the sign."""
+    """Its memory is a thousandth of what came before: what is left is the sign."""
     assert apart(lion_of_jl, oj.SignSGD(1e-3), *drawn) < 1e-12
 
 

@@ -193,7 +193,8 @@ def test_declared_tie_and_a_model_that_drifted_apart():
     for transform, other in ((None, w + 1), (jnp.transpose, w.T + 1)):
         tie = "encoder" if transform is None else ("encoder", transform)
         model = Pair(w, other)
-        state = oj.setup(oj.SGD(0.5), model, ties={"decoder": tie})
+        with pytest.warns(UserWarning, match="'decoder' is declared to be .*encoder"):
+            state = oj.setup(oj.SGD(0.5), model, ties={"decoder": tie})
         _, new = oj.update(state, model, Pair(w, None))
         close(new.encoder, 0.5 * w)
         close(new.decoder, 0.5 * (w if transform is None else w.T))

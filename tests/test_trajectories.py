@@ -106,7 +106,7 @@ def run(rule, params, grads, values):
     """The parameters as NumPy arrays, and the state, after each step."""
     model = jax.tree.map(jnp.asarray, params)
     state = oj.setup(rule, model)
-    # Loops over whole trees, which only L-BFGS has, compile at each call outside of jit.
+    # The loops of L-BFGS compile at each call outside of jit.
     update = jax.jit(oj.update) if isinstance(rule, oj.LBFGS) else oj.update
     for g, value in zip(grads, values, strict=True):
         context = {"value": jnp.asarray(value)} if "value" in rule.needs else {}
@@ -189,6 +189,38 @@ def test_a_rule_without_an_oracle_fails():
 def test_a_rule_that_cannot_be_built_fails():
     with pytest.raises(pytest.fail.Exception, match=r"SGD cannot be built from \{'lr'"):
         build(oj.SGD, {"lr": 0.1})
+
+
+# Hyperparameters that no oracle can see: of noise, of a line search, of an average.
+UNSEEN = {"NoisySGD": {"eta", "gamma"}, "LBFGS": {"c1", "c2"}, "ASGD": {"t0"}}
+
+
+@pytest.mark.parametrize("cls", arithmetic_rules(), ids=lambda cls: cls.__name__)
+def test_every_hyperparameter_is_noticed(cls):
+    """Some case of each rule tells a number from one that is 1 % larger or smaller."""
+    noticed, names = set(), set()
+    for case in cases():
+        other, settings, kind, bits = case.values
+        if other is cls and (kind, bits) == ("real", 64):
+            rule = build(cls, settings)
+            names |= set(rule.hypers())
+            for name, value in rule.hypers().items():
+                wrong = rule.with_fields(**{name: 0.99 * value})
+                if name not in noticed and not follows(wrong, settings):
+                    noticed.add(name)
+    missed = names - noticed - UNSEEN.get(cls.__name__, set())
+    assert not missed, (
+        f"no case of {cls.__name__} depends on {missed}: add settings in which it "
+        "matters to SETTINGS or VARIANTS of tests/cases.py."
+    )
+
+
+def follows(rule, settings):
+    try:
+        check_oracle(rule, settings, "real", 64)
+    except AssertionError:
+        return False
+    return True
 
 
 # Without these the tests above might pass whatever the rules do.

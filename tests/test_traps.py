@@ -1,5 +1,7 @@
 """Small numerical traps that optimisers have fallen into, each with its own test."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,9 +91,8 @@ def test_eps_is_inside_or_outside_of_the_root(rule, root, g):
 
 @pytest.mark.parametrize("rule", [oj.Adam, oj.Adamax, oj.RMSProp, oj.AdaGrad])
 def test_docstring_says_where_eps_is(rule):
-    equations, _, arguments = rule.__doc__.partition("Args:")
-    assert "eps" in equations
-    assert "eps:" in arguments
+    for part in rule.__doc__.split("Args:"):
+        assert re.search(r"\beps\b", part)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 7])

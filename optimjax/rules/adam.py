@@ -8,7 +8,8 @@ from jax import Array
 
 from optimjax.arrays import abs_sq, zeros_like
 from optimjax.hyper import Hyper
-from optimjax.rule import LeafRule, PyTree, Selection, rule
+from optimjax.leaf import LeafRule
+from optimjax.rule import PyTree, Selection, rule
 
 __all__ = ["AMSGrad", "AMSGradW", "Adam", "AdamW", "NAdam", "NAdamW"]
 

@@ -8,7 +8,8 @@ from jax import Array
 
 from optimjax.arrays import abs_sq, cast, zeros_like
 from optimjax.hyper import Hyper
-from optimjax.rule import LeafRule, rule
+from optimjax.leaf import LeafRule
+from optimjax.rule import rule
 from optimjax.rules.adam import Adam, Decoupled, Moments, momentum
 
 __all__ = [

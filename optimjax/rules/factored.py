@@ -9,7 +9,8 @@ from jax import Array
 
 from optimjax.arrays import abs_sq, zeros_like
 from optimjax.hyper import Hyper
-from optimjax.rule import LeafRule, rule
+from optimjax.leaf import LeafRule
+from optimjax.rule import rule
 
 __all__ = ["Adafactor"]
 

@@ -65,19 +65,19 @@ class Pairs(Count):
 class LBFGS(Rule):
     """Quasi-Newton steps, from the last few changes of parameters and gradients.
 
-        s, y    = the changes of x and g since the last update         a new pair
-        gamma   = s.y / y.y of the newest pair, or min(1, 1 / |g|)     1 otherwise
-        H      <- (I - s y' / s.y) H (I - y s' / s.y) + s s' / s.y     oldest pair first,
-                                                                       from gamma * I
-        step    = alpha * H g
+        s, y  = the changes of x and g since the last update         a new pair
+        gamma = s.y / y.y of the newest pair, or min(1, 1 / |g|)     with scale_initial
+        H    <- (I - s y' / s.y) H (I - y s' / s.y) + s s' / s.y     for each pair, from
+                                                                     H = gamma * I
+        step  = alpha * H g
 
-    A pair without positive curvature s.y is not kept. A slot without a gradient takes no
-    part: products and pairs are of the others.
+    A pair without positive curvature s.y is not kept. A slot without a gradient takes
+    no part: products and pairs are of the others.
 
-    A line search finds alpha by means of the loss:
-    `update(state, model, grads, value=loss, value_fn=fn)`, or `make_step`. The gradients
-    must be those of `value_fn`: in a `Chain` this rule is the first. If no alpha is
-    found, the step is 0 and all pairs are dropped. The search cannot be differentiated.
+    A line search finds alpha by means of the loss: `update(state, model, grads,
+    value=loss, value_fn=fn)`, or `make_step`. The gradients must be those of
+    `value_fn`: in a `Chain` this rule is the first. If no alpha is found, the step is 0
+    and all pairs are dropped. The search cannot be differentiated.
 
     Args:
         learning_rate: the alpha to try first; the only one without a line search, >= 0.

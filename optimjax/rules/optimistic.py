@@ -8,7 +8,8 @@ from jax import Array
 
 from optimjax.arrays import abs_sq, zeros_like
 from optimjax.hyper import Hyper
-from optimjax.rule import LeafRule, Selection, rule
+from optimjax.leaf import LeafRule
+from optimjax.rule import Selection, rule
 from optimjax.rules.adam import Adam, momentum
 
 __all__ = ["Adan", "OptimisticAdam"]

@@ -12,8 +12,9 @@ from jax import Array
 
 from optimjax.arrays import cast, zeros_like
 from optimjax.hyper import Hyper
+from optimjax.leaf import LeafRule, LeafState
 from optimjax.paths import Slots
-from optimjax.rule import LeafRule, LeafState, PyTree, rule
+from optimjax.rule import PyTree, rule
 
 __all__ = ["ASGD", "SGD", "Momentum", "NoisySGD", "OptimisticGradientDescent"]
 

@@ -8,7 +8,8 @@ from jax import Array
 
 from optimjax.arrays import zeros_like
 from optimjax.hyper import Hyper
-from optimjax.rule import LeafRule, Selection, rule
+from optimjax.leaf import LeafRule
+from optimjax.rule import Selection, rule
 
 __all__ = ["Lion", "Rprop", "SignSGD", "Signum"]
 

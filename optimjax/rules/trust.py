@@ -8,7 +8,8 @@ from jax import Array
 
 from optimjax.arrays import abs_sq, real_part_dtype, zeros_like
 from optimjax.hyper import Hyper
-from optimjax.rule import LeafRule, Selection, rule
+from optimjax.leaf import LeafRule
+from optimjax.rule import Selection, rule
 
 __all__ = ["LAMB", "LARS", "Fromage", "NovoGrad"]
 

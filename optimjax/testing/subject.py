@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from optimjax.arrays import compute_dtype
-from optimjax.rule import PyTree, Rule, every_rule
-from optimjax.training import State, setup, update
+from optimjax.nested import every_rule
+from optimjax.rule import PyTree, Rule
+from optimjax.state import State
+from optimjax.training import setup, update
 
 __all__ = []
 

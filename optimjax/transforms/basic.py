@@ -1,6 +1,7 @@
 """The rule that does nothing."""
 
-from optimjax.rule import LeafRule, rule
+from optimjax.leaf import LeafRule
+from optimjax.rule import rule
 
 __all__ = ["Identity"]
 

@@ -21,8 +21,8 @@ class ClipByGlobalNorm(Rule):
         step = g * min(1, max_norm / norm)
 
     The norm is taken over slots: a tied array counts once, with its summed gradient; a
-    slot that is frozen or has no gradient does not count. A non-finite gradient makes
-    the steps non-finite or zero.
+    slot that is frozen or has no gradient does not count. A NaN makes all steps NaN; an
+    infinite gradient makes the others 0 and its own NaN.
 
     Args:
         max_norm: the longest that the gradient may be, in its unit, >= 0.
@@ -52,9 +52,10 @@ class ClipByGlobalNorm(Rule):
             return state, grads
         dtype = reduce(wider, [square.dtype for square in squares])
         total = sum((square.astype(dtype) for square in squares), jnp.zeros((), dtype))
-        # The root of 0 has no derivative; where the norm is 0 nothing is clipped.
-        norm = jnp.sqrt(jnp.where(total > 0, total, 1)) * (total > 0).astype(dtype)
         limit = cast(self.at_count(state.count).max_norm, dtype)
-        scale = jnp.where(norm > limit, limit / norm, 1)
+        # The root of 0 has no derivative. And `total` is used once: XLA on CPU copies a
+        # scalar with two uses, all its sums included, into the kernel of every slot.
+        length = jnp.sqrt(jnp.maximum(total, jnp.finfo(dtype).tiny))
+        scale = jnp.minimum(limit / length, 1)
         steps = jax.tree.map(lambda g: g * cast(scale, g.dtype), grads)
         return state.next(), steps_like(params, steps)

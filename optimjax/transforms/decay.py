@@ -1,7 +1,8 @@
 """Weight decay as a rule of its own."""
 
 from optimjax.hyper import Hyper
-from optimjax.rule import LeafRule, Selection, rule
+from optimjax.leaf import LeafRule
+from optimjax.rule import Selection, rule
 
 __all__ = ["WeightDecay"]
 

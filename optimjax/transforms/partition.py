@@ -97,7 +97,8 @@ class Partition(Rule):
     ) -> tuple[dict[str, PyTree], PyTree]:
         named = with_paths(params)
         xs = self._split(named, named)
-        gs = self._split(with_paths(grads), named)
+        given = with_paths(spread(params, grads))
+        gs = self._split(given, named)
         new, steps = {}, {}
         for label, inner in self.rules.items():
             new[label], made = inner.apply(

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from oracles.leaves import Params, Steps, abs_sq, chosen, each, rms
+from oracles.leaves import Params, Steps, abs_sq, each, rms
 
 
 def adagrad(
@@ -182,8 +182,6 @@ def adafactor(
     momentum=None,
     weight_decay=0.0,
     couple=False,
-    decay_where=None,
-    factored=True,
     min_dim_size_to_factor=128,
     last_axes=False,
 ) -> Steps:
@@ -202,10 +200,9 @@ def adafactor(
     """
 
     def leaf(path, x, gs):
-        decay = weight_decay if chosen(decay_where, path, x) else 0.0
-        decay = learning_rate * decay if couple else decay
+        decay = weight_decay * (learning_rate if couple else 1.0)
         pair = (x.ndim - 2, x.ndim - 1) if last_axes else np.argsort(x.shape)[-2:]
-        split = x.ndim > 1 and factored
+        split = x.ndim > 1 and min_dim_size_to_factor is not None
         split = split and min(x.shape[i] for i in pair) >= min_dim_size_to_factor
         v = row = col = m = 0.0
         for t, g in enumerate(gs, 1):

@@ -1,0 +1,124 @@
+"""What is static of a model in a compiled step, and how to put the model together."""
+
+import dataclasses
+from functools import cached_property
+from typing import Any
+
+from optimjax.arrays import is_numeric
+from optimjax.layout import Layout
+from optimjax.paths import Path
+
+__all__ = []
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Frame:
+    """What is static of a model in a step: its layout, and the leaves without arrays.
+
+    Attributes:
+        layout: where the slots are.
+        trained, frozen: which slots, by their number.
+        arrays: positions of the other arrays.
+        constants: the leaves that are no arrays, by position.
+    """
+
+    layout: Layout
+    trained: tuple[int, ...]
+    frozen: tuple[int, ...]
+    arrays: tuple[int, ...]
+    constants: tuple[tuple[int, Any], ...]
+
+    @property
+    def names(self) -> tuple[Path, ...]:
+        return self.layout.names
+
+    @cached_property
+    def _key(self) -> tuple[Any, ...]:
+        # 1, 1.0 and True are equal, but a loss may tell them apart.
+        constants = tuple((i, type(x), _hashable(x)) for i, x in self.constants)
+        return (
+            self.layout.names,
+            self.layout.positions,
+            self.layout.structure,
+            self.trained,
+            self.arrays,
+            constants,
+        )
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Frame) and self._key == other._key)
+
+    def build(self, params: Any, others: Any, rest: Any) -> Any:
+        """The model, inside the compiled function."""
+        leaves: list[Any] = [None] * len(self.layout.paths)
+        for i, x in zip(self.arrays, rest, strict=True):
+            leaves[i] = x
+        for i, x in self.constants:
+            leaves[i] = x
+        return self.layout.scatter(self.slots(params, others), leaves)
+
+    def rebuild(self, params: Any, leaves: list[Any]) -> Any:
+        """The model, outside: everything that was not trained is the object it was."""
+        return self.layout.scatter(self.slots(params), leaves)
+
+    def slots(
+        self, params: tuple[Any, ...], others: tuple[Any, ...] = ()
+    ) -> dict[Path, Any]:
+        """{path: array} of the trained slots and, where they are given, the frozen."""
+        names = self.names
+        slots = {names[i]: x for i, x in zip(self.trained, params, strict=True)}
+        if others:
+            slots.update(
+                (names[i], x) for i, x in zip(self.frozen, others, strict=True)
+            )
+        return slots
+
+
+class _ById:
+    """An unhashable constant, compared by identity (and kept alive by the key)."""
+
+    def __init__(self, x: Any):
+        self.x = x
+
+    def __hash__(self) -> int:
+        return id(self.x)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and self.x is other.x
+
+
+def _hashable(x: Any) -> Any:
+    if type(x) is float:
+        return x.hex()  # 0.0 == -0.0
+    try:
+        hash(x)
+    except TypeError:
+        return _ById(x)
+    return x
+
+
+def framed(layout: Layout, leaves: list[Any], frozen: tuple[Path, ...]) -> Frame:
+    """The frame of this model: the one of the last call, if nothing in it changed."""
+    last = layout.frames.get(frozen)
+    if last is not None:
+        same = all(leaves[i] is x for i, x in last.constants)
+        if same and all(is_numeric(leaves[i]) for i in last.arrays):
+            return last
+    still = set(frozen)
+    numbered = list(enumerate(layout.names))
+    frame = Frame(
+        layout,
+        tuple(i for i, name in numbered if name not in still),
+        tuple(i for i, name in numbered if name in still),
+        tuple(i for i in layout.rest if is_numeric(leaves[i])),
+        tuple((i, leaves[i]) for i in layout.rest if not is_numeric(leaves[i])),
+    )
+    layout.frames[frozen] = frame
+    return frame

@@ -1,0 +1,206 @@
+"""Rules that are arithmetic on each array alone, and what they need not care for."""
+
+import dataclasses
+import typing
+from collections.abc import Iterable
+from contextlib import nullcontext
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
+
+from optimjax.arrays import (
+    cast,
+    compute_dtype,
+    real_part_dtype,
+    widen,
+)
+from optimjax.paths import Path, Slots, complain, with_paths
+from optimjax.rule import Count, PyTree, Rule, gradients_by_path, increment, rule
+
+__all__ = ["LeafRule", "LeafState"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LeafState(Count):
+    """What a `LeafRule` keeps.
+
+    Attributes:
+        slots: path -> what `init_leaf` made.
+        own: path -> number of steps, int32, (), of each slot that was ever skipped. All
+            others have taken `count` steps: one scalar crosses the `jit` for them all.
+    """
+
+    slots: Slots
+    own: Slots
+
+    def skipping(self, paths: Iterable[Path]) -> "LeafState":
+        """The same state, with room for these slots' own number of steps."""
+        new = [p for p in paths if p in self.slots and p not in self.own]
+        if not new:
+            return self
+        # Copies: a state of which two leaves are one buffer could not be donated.
+        own = {path: jnp.array(self.count, copy=True) for path in new}
+        return dataclasses.replace(self, own=Slots({**self.own, **own}))
+
+
+@rule
+class LeafRule(Rule):
+    """Arithmetic on each array alone: write `init_leaf` and `apply_leaf`.
+
+    What their author may rely on, and need not repeat:
+
+    * `x`, `g` and the floating leaves of `state` arrive in the compute dtype (at least
+      float32; float64 stays; complex stays complex, real state stays real); what is
+      returned is cast back to the dtypes that are stored;
+    * hyperparameters arrive as scalars of the matching real dtype, schedules evaluated,
+      values by path chosen, and a `Where` as True or False for this slot;
+    * `t` is the slot's own number of steps, from 1, as a real scalar;
+    * a slot without a gradient is never passed in, and its state stays as it is.
+
+    Args:
+        state_dtype: dtype in which floating state is kept; None for at least float32.
+    State: `LeafState`.
+    """
+
+    by_path: ClassVar[bool] = True
+
+    state_dtype: DTypeLike | None = dataclasses.field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.state_dtype is not None:
+            dtype = np.dtype(self.state_dtype)
+            if not jnp.issubdtype(dtype, jnp.floating):
+                raise TypeError(
+                    f"{type(self).__name__}: state_dtype is {dtype.name}, expected a "
+                    "floating dtype."
+                )
+            object.__setattr__(self, "state_dtype", dtype)
+
+    def init_leaf(self, x: Array) -> PyTree:
+        """The state of one slot. Args: `x`, the parameter in its compute dtype."""
+        raise NotImplementedError(f"{type(self).__name__} has no init_leaf")
+
+    def apply_leaf(
+        self, state: PyTree, x: Array, g: Array, t: Array
+    ) -> tuple[PyTree, Array]:
+        """The new state of one slot, and the step to subtract from `x`."""
+        raise NotImplementedError(f"{type(self).__name__} has no apply_leaf")
+
+    def init(self, params: PyTree) -> LeafState:
+        current = self.at_count(0)
+        casts: dict[Any, tuple[Rule, Rule]] = {}  # thousands of slots share a few
+        slots = Slots()
+        for path, x in with_paths(params).items():
+            self._check_complex("init", path, x)
+            x = widen(x)
+            here = current.at_path(path, x)
+            key = (id(here), x.dtype)
+            if key not in casts:
+                casts[key] = (
+                    here,
+                    _to_compute(here, x.dtype),
+                )  # alive, so its id is its own
+            made = typing.cast(LeafRule, casts[key][1]).init_leaf(x)
+            slots[path] = jax.tree.map(self._stored, made)
+        return LeafState(Count.zero().count, slots, Slots())
+
+    def _stored(self, leaf: Any) -> Array:
+        if isinstance(leaf, jax.Array) and not leaf.weak_type and not self.state_dtype:
+            return leaf
+        leaf = jnp.asarray(leaf)
+        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return cast(
+            leaf, self.state_dtype if floating and self.state_dtype else leaf.dtype
+        )
+
+    def _check_complex(self, function: str, path: Path, x: Any) -> None:
+        if not self.complex_ok and jnp.iscomplexobj(x):
+            what = "a complex parameter, expected a real one"
+            raise TypeError(
+                complain(f"{type(self).__name__}.{function}", {path: what})
+                + " Train its real and imaginary parts as two arrays."
+            )
+
+    def apply(
+        self, state: LeafState, params: PyTree, grads: PyTree, **context: Any
+    ) -> tuple[LeafState, PyTree]:
+        named, structure = with_paths(params), jax.tree.structure(params)
+        gradients = gradients_by_path(named, grads)
+        if not gradients:  # no update took place, so nothing is counted
+            return state, structure.unflatten([None] * len(named))
+        state = state.skipping(path for path in state.slots if path not in gradients)
+        current = self.at_count(state.count)
+        count = increment(state.count)
+        slots, own = Slots(state.slots), Slots(state.own)
+        steps: dict[Path, Array] = {}
+        for path, g in gradients.items():
+            x = named[path]
+            self._check_complex("apply", path, x)
+            if path in own:
+                own[path] = increment(own[path])
+            slots[path], steps[path] = _apply_leaf(
+                current.at_path(path, x), slots[path], x, g, own.get(path, count)
+            )
+        return LeafState(count, slots, own), structure.unflatten(
+            [steps.get(path) for path in named]
+        )
+
+
+def _to_compute(tree: PyTree, dtype: DTypeLike) -> PyTree:
+    """The floating leaves in the real, the complex ones in the complex `dtype`."""
+
+    def one(leaf: Any) -> Any:
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
+            return cast(leaf, dtype)
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            return cast(leaf, real_part_dtype(dtype))
+        return leaf
+
+    return jax.tree.map(one, tree)
+
+
+@jax.jit
+def _apply_leaf(
+    rule: LeafRule, state: PyTree, x: Array, g: Array, t: Array
+) -> tuple[PyTree, Array]:
+    """`rule.apply_leaf` in the compute dtype, and back to the stored dtypes.
+
+    Jitted on its own, so that slots of one shape are traced once, not once each.
+    """
+    dtype, name = compute_dtype(x.dtype), type(rule).__name__
+    # A complex leaf meets its own real hyperparameters and magnitudes; that is the one
+    # mixture that strict promotion, where a user has asked for it, would refuse.
+    complex_x = jnp.issubdtype(dtype, jnp.complexfloating)
+    with jax.numpy_dtype_promotion("standard") if complex_x else nullcontext():
+        out = typing.cast(LeafRule, _to_compute(rule, dtype)).apply_leaf(
+            _to_compute(state, dtype),
+            cast(x, dtype),
+            cast(g, dtype),
+            cast(t, real_part_dtype(dtype)),
+        )
+    if not (isinstance(out, tuple) and len(out) == 2):
+        raise TypeError(f"{name}.apply_leaf: {out!r}, expected (state, step).")
+    new, step = out
+    if jax.tree.structure(new) != jax.tree.structure(state):
+        raise ValueError(
+            f"{name}.apply_leaf: state has structure {jax.tree.structure(new)}, "
+            f"expected {jax.tree.structure(state)}, which init_leaf made."
+        )
+    made, kept = [*jax.tree.leaves(new), step], [*jax.tree.leaves(state), x]
+    for after, before in zip(made, kept, strict=True):
+        if jnp.shape(after) != before.shape:
+            what = "the step" if before is x else "an array of the state"
+            raise ValueError(
+                f"{name}.apply_leaf: {what} has shape {jnp.shape(after)}, expected "
+                f"{before.shape}. (Hyperparameters must be scalars: to sweep one, use "
+                "jax.vmap over the rule.)"
+            )
+    return jax.tree.map(lambda n, old: cast(n, old.dtype), new, state), cast(
+        step, x.dtype
+    )
