@@ -20,6 +20,7 @@ from optimjax import (
     ties,
     training,
     transforms,
+    treewide,
 )
 
 # Joined before the star imports: one of them brings a decorator called `rule`.
@@ -39,6 +40,7 @@ __all__ += step.__all__
 __all__ += ties.__all__
 __all__ += training.__all__
 __all__ += transforms.__all__
+__all__ += treewide.__all__
 
 from optimjax.arrays import *
 from optimjax.finding import *
@@ -55,3 +57,4 @@ from optimjax.step import *
 from optimjax.ties import *
 from optimjax.training import *
 from optimjax.transforms import *
+from optimjax.treewide import *

@@ -19,7 +19,8 @@ from optimjax.arrays import (
     widen,
 )
 from optimjax.paths import Path, Slots, complain, with_paths
-from optimjax.rule import Count, PyTree, Rule, gradients_by_path, increment, rule
+from optimjax.rule import Rule, rule
+from optimjax.treewide import Count, PyTree, gradients_by_path, increment
 
 __all__ = ["LeafRule", "LeafState"]
 

@@ -14,10 +14,11 @@ from optimjax.arrays import placed, placement
 from optimjax.hyper import ByPath, Hyper, PerPath, canonical, is_schedule
 from optimjax.nested import walk
 from optimjax.paths import Path, Where, nearest, selector
-from optimjax.rule import PyTree, Rule
+from optimjax.rule import Rule
 from optimjax.state import State, as_state
 from optimjax.ties import Slot
 from optimjax.training import as_scalar, skipping
+from optimjax.treewide import PyTree
 
 __all__ = ["adjust", "freeze", "thaw"]
 

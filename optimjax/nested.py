@@ -1,5 +1,6 @@
 """Rules that hold rules: one after another, or one around another."""
 
+from collections.abc import Iterable
 from typing import Any, Self
 
 import jax
@@ -8,7 +9,8 @@ from optimjax.arrays import (
     widen,
 )
 from optimjax.paths import Path
-from optimjax.rule import Part, PyTree, Rule, is_rule, rule, spread, steps_like
+from optimjax.rule import Part, Rule, is_rule, rule
+from optimjax.treewide import PyTree, spread, steps_like
 
 __all__ = ["Chain", "Wrapper"]
 

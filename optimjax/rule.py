@@ -7,13 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.tree_util import GetAttrKey
 
 from optimjax.arrays import (
-    cast,
     is_traced,
     real_dtype,
 )
@@ -29,11 +27,11 @@ from optimjax.hyper import (
     spelled,
     where_field,
 )
-from optimjax.paths import Path, complain, with_paths
+from optimjax.paths import Path
+from optimjax.treewide import PyTree
 
-__all__ = ["Count", "Rule", "rule", "spread", "steps_like"]
+__all__ = ["Rule", "rule"]
 
-PyTree: TypeAlias = Any
 Places: TypeAlias = Mapping[Path, Mapping[Path, Any]]
 Part: TypeAlias = tuple["Rule", PyTree, list[Path]]
 Selection: TypeAlias = typing.Annotated[Any, WHERE]
@@ -355,52 +353,3 @@ def is_rule(x: Any) -> bool:
 def _holds(x: Any) -> bool:
     """Whether `x` is one of the containers in which a rule keeps others."""
     return isinstance(x, (tuple, list, dict))
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Count:
-    """The state of a rule that keeps nothing but the number of updates, int32, ().
-
-    Schedules are evaluated at it.
-    """
-
-    count: Array
-
-    @classmethod
-    def zero(cls) -> "Count":
-        return cls(jnp.zeros((), jnp.int32))
-
-    def next(self) -> "Count":
-        return Count(increment(self.count))
-
-
-def increment(count: Array) -> Array:
-    """`count + 1`, staying at the largest int32 rather than turning negative."""
-    return jnp.where(count < jnp.iinfo(count.dtype).max, count + 1, count)
-
-
-def gradients_by_path(params: Mapping[Path, Any], grads: PyTree) -> dict[Path, Any]:
-    """The gradients that there are, in the order of `params`; None drops out.
-
-    Raises: ValueError for a gradient that belongs to no parameter.
-    """
-    given = with_paths(grads)
-    unknown = {p: "a gradient without a parameter" for p in given if p not in params}
-    if unknown:
-        raise ValueError(complain("apply", unknown))
-    return {path: given[path] for path in params if path in given}
-
-
-def spread(params: PyTree, grads: PyTree) -> PyTree:
-    """`grads` in the structure of `params`, with None at every leaf that has none."""
-    named = with_paths(params)
-    given = gradients_by_path(named, grads)
-    return jax.tree.structure(params).unflatten([given.get(path) for path in named])
-
-
-def steps_like(params: PyTree, steps: PyTree) -> PyTree:
-    """`steps` in the dtypes of `params`; None stays None."""
-    return jax.tree.map(
-        lambda x, s: None if s is None else cast(s, jnp.asarray(x).dtype), params, steps
-    )

@@ -12,8 +12,9 @@ from optimjax.hyper import ByPath, evaluate
 from optimjax.leaf import LeafState
 from optimjax.nested import walk
 from optimjax.paths import Path, Slots
-from optimjax.rule import Count, Rule
+from optimjax.rule import Rule
 from optimjax.ties import through
+from optimjax.treewide import Count
 
 if TYPE_CHECKING:  # a state shows itself by means of this module
     from optimjax.state import State

@@ -10,9 +10,10 @@ from optimjax.arrays import is_traced
 from optimjax.leaf import LeafState
 from optimjax.nested import walk
 from optimjax.paths import Path, Slots
-from optimjax.rule import Count, PyTree, Rule
+from optimjax.rule import Rule
 from optimjax.show import tree
 from optimjax.ties import Ties
+from optimjax.treewide import Count, PyTree
 
 __all__ = ["State"]
 

@@ -25,9 +25,10 @@ from optimjax.layout import NOT_THE_TREE, Layout, branches, is_float0
 from optimjax.leaf import LeafState
 from optimjax.nested import every_rule
 from optimjax.paths import Path, Slots, Where, complain, spell
-from optimjax.rule import PyTree, Rule, is_rule
+from optimjax.rule import Rule, is_rule
 from optimjax.state import State, as_state
 from optimjax.ties import Ties
+from optimjax.treewide import PyTree
 
 __all__ = ["align", "setup", "update"]
 

@@ -9,7 +9,8 @@ from jax import Array
 from optimjax.arrays import abs_sq, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
-from optimjax.rule import PyTree, Selection, rule
+from optimjax.rule import Selection, rule
+from optimjax.treewide import PyTree
 
 __all__ = ["AMSGrad", "AMSGradW", "Adam", "AdamW", "NAdam", "NAdamW"]
 

@@ -13,16 +13,9 @@ from jax import Array, lax
 from optimjax.arrays import cast, real_part_dtype, widen, wider, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.paths import Path, Slots, with_paths
-from optimjax.rule import (
-    Count,
-    PyTree,
-    Rule,
-    gradients_by_path,
-    increment,
-    rule,
-    steps_like,
-)
+from optimjax.rule import Rule, rule
 from optimjax.rules.line_search import Vector, backtracking, dot, zoom
+from optimjax.treewide import Count, PyTree, gradients_by_path, increment, steps_like
 
 __all__ = ["LBFGS"]
 

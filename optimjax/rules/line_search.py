@@ -17,7 +17,8 @@ from jax import Array, lax
 from optimjax.arrays import cast, widen, wider
 from optimjax.hyper import Hyper
 from optimjax.paths import Path, with_paths
-from optimjax.rule import Count, PyTree, Rule, increment, rule, spread, steps_like
+from optimjax.rule import Rule, rule
+from optimjax.treewide import Count, PyTree, increment, spread, steps_like
 
 __all__ = ["PolyakSGD"]
 

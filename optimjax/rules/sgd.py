@@ -14,7 +14,8 @@ from optimjax.arrays import cast, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule, LeafState
 from optimjax.paths import Slots
-from optimjax.rule import PyTree, rule
+from optimjax.rule import rule
+from optimjax.treewide import PyTree
 
 __all__ = ["ASGD", "SGD", "Momentum", "NoisySGD", "OptimisticGradientDescent"]
 

@@ -7,9 +7,10 @@ can be jitted, scanned, swept, donated, tied, skipped and kept in any precision.
 from collections.abc import Callable
 from typing import Any
 
-from optimjax.rule import PyTree, Rule, is_rule
+from optimjax.rule import Rule, is_rule
 from optimjax.testing.checks import CHECKS
 from optimjax.testing.subject import Subject, quadratic
+from optimjax.treewide import PyTree
 
 __all__ = ["RuleError", "check_rule"]
 

@@ -14,10 +14,10 @@ from optimjax.hyper import ByPath, is_schedule
 from optimjax.live import adjust, freeze, thaw
 from optimjax.nested import every_rule
 from optimjax.paths import Slots
-from optimjax.rule import Count, PyTree
 from optimjax.state import State
 from optimjax.testing.subject import STEPS, Subject, close, identical, same_kind
 from optimjax.training import align, setup, update
+from optimjax.treewide import Count, PyTree
 
 __all__ = []
 

@@ -12,9 +12,10 @@ import numpy as np
 
 from optimjax.arrays import compute_dtype
 from optimjax.nested import every_rule
-from optimjax.rule import PyTree, Rule
+from optimjax.rule import Rule
 from optimjax.state import State
 from optimjax.training import setup, update
+from optimjax.treewide import PyTree
 
 __all__ = []
 

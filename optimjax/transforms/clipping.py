@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from optimjax.arrays import abs_sq, cast, widen, wider
 from optimjax.hyper import Hyper
-from optimjax.rule import Count, PyTree, Rule, rule, spread, steps_like
+from optimjax.rule import Rule, rule
+from optimjax.treewide import Count, PyTree, spread, steps_like
 
 __all__ = ["ClipByGlobalNorm"]
 

@@ -7,7 +7,8 @@ import jax
 
 from optimjax.hyper import PerPath
 from optimjax.paths import Path, Slots, complain, with_paths
-from optimjax.rule import Part, Places, PyTree, Rule, rule, spread
+from optimjax.rule import Part, Places, Rule, rule
+from optimjax.treewide import PyTree, spread
 
 __all__ = ["Partition"]
 
