@@ -233,7 +233,9 @@ class Step(Generic[Model]):
             summed[names[i]] = g.conj() if jnp.iscomplexobj(g) else g
 
         def value_fn(slots: dict[Path, Array]) -> Array:
-            return objective(tuple(slots[names[i]] for i in frame.trained))[0]
+            # A rule for a part of the model moves that part alone.
+            moved = {**held, **slots}
+            return objective(tuple(moved[names[i]] for i in frame.trained))[0]
 
         state, slots = descend(state, slots, summed, value=value, value_fn=value_fn)
         new = tuple(slots[names[i]] for i in frame.trained)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optimjax.arrays import compute_dtype
+from optimjax.arrays import compute_dtype, widen
 from optimjax.nested import every_rule
 from optimjax.rule import Rule
 from optimjax.state import State
@@ -65,7 +65,8 @@ class Subject:
     def grads(self, model: PyTree, seed: int) -> PyTree:
         """Gradients that change sign from step to step, exact in bf16."""
         if self.context_needed:
-            return jax.grad(self.problem)(model)
+            # Of the wide model: in 16 bits the gradients themselves would be rounded.
+            return jax.grad(self.problem)(jax.tree.map(widen, model))
         rng = np.random.default_rng(100 + seed)
 
         def one(x: Any) -> Any:
