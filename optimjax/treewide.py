@@ -52,14 +52,25 @@ def gradients_by_path(params: Mapping[Path, Any], grads: PyTree) -> dict[Path, A
 
 
 def spread(params: PyTree, grads: PyTree) -> PyTree:
-    """`grads` in the structure of `params`, with None at every leaf that has none."""
+    """`grads` in the structure of `params`, with None at every leaf that has none.
+
+    Raises: ValueError for a gradient without a parameter.
+
+    >>> spread({"a": {"b": 1.0, "c": 2.0}}, {"a": None})
+    {'a': {'b': None, 'c': None}}
+    """
     named = with_paths(params)
     given = gradients_by_path(named, grads)
     return jax.tree.structure(params).unflatten([given.get(path) for path in named])
 
 
 def steps_like(params: PyTree, steps: PyTree) -> PyTree:
-    """`steps` in the dtypes of `params`; None stays None."""
+    """`steps` in the dtypes of `params`; None stays None.
+
+    >>> x = {"a": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2)}
+    >>> steps_like(x, {"a": jnp.zeros(2), "b": None})
+    {'a': Array([0, 0], dtype=bfloat16), 'b': None}
+    """
     return jax.tree.map(
         lambda x, s: None if s is None else cast(s, jnp.asarray(x).dtype), params, steps
     )

@@ -33,3 +33,8 @@ def x64():
 def rng():
     """A generator of its own for each test, always from one seed."""
     return np.random.default_rng(20240229)
+
+
+def pytest_make_parametrize_id(config, val):
+    """A function by its name: its address differs between the workers of xdist."""
+    return getattr(val, "__name__", None) if callable(val) else None
