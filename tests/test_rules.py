@@ -86,7 +86,7 @@ class KeepsSixteenBits(Base):
     ("wrong", "complaint"),
     [
         (ForgetsTheState, "apply_leaf: state has structure"),
-        (GrowsTheState, "an array of shape (8,) came back, expected (4,)"),
+        (GrowsTheState, "an array of the state has shape (8,), expected (4,)"),
         (SquaresComplexNumbers, "takes complex parameters"),
         (CountsInPython, "computes in float64"),
         (BreaksOnEmpty, "takes empty and scalar arrays"),

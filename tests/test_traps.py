@@ -83,7 +83,6 @@ def test_centred_rmsprop_stays_finite(eps):
             lambda g: np.sqrt(g**2 + 0.5),
         ),
     ],
-    ids=repr,
 )
 def test_eps_is_inside_or_outside_of_the_root(rule, root, g):
     assert first_step(rule, g) == pytest.approx(0.1 * g / root(abs(g)), rel=1e-5)
