@@ -157,6 +157,7 @@ class Rule:
     (`at_count`), counting, missing gradients (`spread`) and dtypes (`steps_like`). All
     keyword arguments of `update` arrive in `context`.
 
+    >>> import jax.numpy as jnp
     >>> import optimjax as oj
     >>> @oj.rule
     ... class Normalize(oj.Rule):
