@@ -4,7 +4,7 @@ Two loops as people write them in plain JAX, SGD with momentum and Adam, each be
 its optimjax version. Both train the same small network on scikit-learn's digits, on the
 same batches, from the same start; what is left over is rounding, and is asserted.
 
-    pip install "optimjax[examples]"
+    pip install -e ".[examples]"
     python examples/drop_in.py
 """
 

@@ -15,7 +15,7 @@ the same initial values, on the same batches, it is trained
 
 It prints the loss on files that no model has seen, in bits per byte (8 is knowing
 nothing), a table and a sample of generated text, and draws the curves. It takes two to
-three minutes on two CPU cores; `--quick` takes seconds and learns next to nothing.
+three minutes on two CPU cores; `--quick` takes half a minute, and learns nothing.
 
 Do not look for a winner: at this size the curves end within some hundredths of a bit,
 which is what another seed makes, and their order changes with it and with the learning
@@ -342,7 +342,7 @@ def parse(argv):
     parser.add_argument("--steps", type=int, help="training steps, in whole chunks")
     parser.add_argument("--out", type=Path, default=Path("tied_lm.png"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="tiny: a few seconds")
+    parser.add_argument("--quick", action="store_true", help="tiny: half a minute")
     return parser.parse_args(argv)
 
 
