@@ -49,6 +49,8 @@ def compute_dtype(dtype: DTypeLike) -> np.dtype:
     >>> compute_dtype(jnp.bfloat16), compute_dtype(jnp.complex64)
     (dtype('float32'), dtype('complex64'))
     """
+    if np.dtype(dtype).itemsize < 4:  # 8-bit dtypes have no promotion of their own
+        return np.dtype(np.float32)
     return wider(dtype, jnp.float32)
 
 

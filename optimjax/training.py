@@ -12,6 +12,7 @@ from jax.sharding import Sharding
 
 from optimjax.arrays import (
     buffer,
+    cast,
     cast_like,
     is_array,
     is_traced,
@@ -200,9 +201,13 @@ def descend(
             Slots({path: cast_like(x, params[path]) for path, x in slots.items()})
         )
     frozen = set(state.frozen)
-    grads = Slots({p: None if p in frozen else g for p, g in grads.items()})
     # Steps stay in the compute dtype until they are subtracted: one rounding, not two.
     wide = Slots({path: widen(x) for path, x in params.items()})
+    # Gradients of any float dtype come in it too, so no rule's state can take theirs.
+    grads = Slots(
+        (p, None if g is None or p in frozen else cast(g, wide[p].dtype))
+        for p, g in grads.items()
+    )
     inner, steps = state.rule.apply(state.inner, wide, grads, **context)
     new = Slots(params)
     for path, step in steps.items():
