@@ -373,3 +373,15 @@ def test_setup_and_adjust_keep_the_users_rule():
         oj.setup(rule, other), other, jax.tree.map(lambda x: x / 4, other)
     )
     close(new["deep"]["net"], np.full(1, 1 - 0.05))
+
+
+def test_a_schedule_starts_at_its_value_for_count_zero():
+    """The first step must take the schedule's first value, not its second."""
+    rule = oj.SGD(lambda count: jnp.minimum(count / 4, 1))
+    model = {"w": jnp.zeros(())}
+    state, steps = oj.setup(rule, model), []
+    for _ in range(6):
+        state, new = oj.update(state, model, {"w": jnp.ones(())})
+        steps.append(float(new["w"] - model["w"]))
+        model = new
+    assert steps == [0, -0.25, -0.5, -0.75, -1, -1]
