@@ -12,6 +12,7 @@ from optimjax import (
     leaf,
     live,
     nested,
+    reading,
     rule,
     rules,
     show,
@@ -32,6 +33,7 @@ __all__ += hyper.__all__
 __all__ += leaf.__all__
 __all__ += live.__all__
 __all__ += nested.__all__
+__all__ += reading.__all__
 __all__ += rule.__all__
 __all__ += rules.__all__
 __all__ += show.__all__
@@ -49,6 +51,7 @@ from optimjax.hyper import *
 from optimjax.leaf import *
 from optimjax.live import *
 from optimjax.nested import *
+from optimjax.reading import *
 from optimjax.rule import *
 from optimjax.rules import *
 from optimjax.show import *

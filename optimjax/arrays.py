@@ -136,6 +136,22 @@ def abs_sq(x: ArrayLike) -> Array:
     return lax.square(x)
 
 
+def total(x: ArrayLike) -> Array:
+    """The sum of a whole array, also where a `shard_map` shows a part of it.
+
+    There JAX knows along which axes of the mesh the parts differ (unless it is told
+    not to look, by `check_vma=False`), and over those the partial sums are added.
+
+    >>> total(jnp.ones((2, 3)))
+    Array(6., dtype=float32)
+    """
+    part = jnp.sum(x)
+    aval = jax.typeof(part)
+    manual = getattr(aval, "manual_axis_type", None)  # before jax 0.10 it was `vma`
+    axes = getattr(aval, "vma", ()) if manual is None else manual.varying
+    return lax.psum(part, tuple(sorted(axes))) if axes else part
+
+
 def buffer(x: Any) -> int | None:
     """Where a concrete array's first shard lies in memory; None if nowhere known."""
     if not isinstance(x, jax.Array) or is_traced(x) or x.size == 0 or x.is_deleted():

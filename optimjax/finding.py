@@ -1,5 +1,6 @@
 """Finding ties: by identity, by shared buffers, or as they are declared."""
 
+import dataclasses
 import types
 import warnings
 from collections.abc import Mapping
@@ -8,11 +9,12 @@ from typing import Any, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from optimjax.arrays import is_array, is_inexact, is_traced
 from optimjax.layout import Transform
 from optimjax.paths import Path, Where, complain, nearest, selector, with_paths
-from optimjax.ties import Place, Slot, Ties, shared, through
+from optimjax.ties import Place, Slot, Ties, name_of, shared, through
 
 __all__ = ["find_ties"]
 
@@ -171,7 +173,8 @@ def _declared(
                 raise ValueError(complain(function, {path: "ties= goes in a circle"}))
             seen.add(first)
             first, transform = derived[first]
-            place = Place(path, compose(place.transform, transform))
+            outer = place.transform
+            place = Place(path, Composed(outer, transform) if outer else transform)
         slots.setdefault(first, []).append(place)
     fitted = {}
     for path in leaves:
@@ -187,6 +190,15 @@ def _pair_of(place: Path, given: Any, function: str) -> tuple[Path, Transform | 
     if isinstance(given, str) and given != place:
         return given, None
     if isinstance(given, tuple) and len(given) == 2 and callable(given[1]):
+        try:
+            hash(given[1])
+        except TypeError as error:
+            what = f"its transform, a {type(given[1]).__name__}, has no hash"
+            raise TypeError(
+                complain(function, {place: what})
+                + " Ties are a part of a program's structure: give a plain function, "
+                "or a frozen dataclass that can be called."
+            ) from error
         return given
     if given == place:
         raise ValueError(complain(function, {place: "ties= goes in a circle"}))
@@ -196,10 +208,19 @@ def _pair_of(place: Path, given: Any, function: str) -> tuple[Path, Transform | 
     )
 
 
-def compose(outer: Transform | None, inner: Transform) -> Transform:
-    if outer is None:
-        return inner
-    return lambda x: outer(inner(x))
+@dataclasses.dataclass(frozen=True)
+class Composed:
+    """One transform after another; equal, and saved, by value as they are."""
+
+    outer: Transform
+    inner: Transform
+
+    def __call__(self, x: Array) -> Array:
+        return self.outer(self.inner(x))
+
+    @property
+    def __name__(self) -> str:
+        return f"{name_of(self.outer)} of {name_of(self.inner)}"
 
 
 def _refuse_misfits(

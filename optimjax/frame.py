@@ -4,6 +4,8 @@ import dataclasses
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from optimjax.arrays import is_numeric
 from optimjax.layout import Layout
 from optimjax.paths import Path
@@ -95,8 +97,8 @@ class _ById:
 
 
 def _hashable(x: Any) -> Any:
-    if type(x) is float:
-        return x.hex()  # 0.0 == -0.0
+    if isinstance(x, (float, np.floating)):
+        return float(x).hex()  # 0.0 == -0.0, and NaN != NaN
     try:
         hash(x)
     except TypeError:

@@ -11,7 +11,15 @@ import numpy as np
 from jax import Array
 
 from optimjax.arrays import compute_dtype, is_array, wider
-from optimjax.paths import Path, Slots, complain, nearest, spell, with_paths
+from optimjax.paths import (
+    Path,
+    Slots,
+    branches,
+    complain,
+    nearest,
+    parts,
+    with_paths,
+)
 
 __all__ = []
 
@@ -45,6 +53,28 @@ class Layout:
         """The numbers of the leaves that belong to a slot."""
         return {i: None for places in self.positions for i, _ in places}
 
+    @cached_property
+    def words(self) -> list[tuple[str, ...]]:
+        """The path of each leaf, in words that no spelling can confuse."""
+        numbered = self.structure.unflatten(range(len(self.paths)))
+        keyed, _ = jax.tree_util.tree_flatten_with_path(numbered)
+        return [parts(keys) for keys, _ in keyed]
+
+    def uncovered(self, grads: Any) -> tuple[dict[Path, str], list[int | None]]:
+        """Where `grads`, in which None is a leaf too, says nothing of a slot's place.
+
+        Returns: `{path: complaint}`, and for each leaf of `grads` which leaf it is of.
+        """
+        keyed, _ = jax.tree_util.tree_flatten_with_path(grads, is_leaf=_is_none)
+        given = [parts(keys) for keys, _ in keyed]
+        covered, index = set(given), {words: i for i, words in enumerate(self.words)}
+        problems = {
+            self.paths[i]: "no gradient, expected one, or None to leave it as it is"
+            for i in self.trained
+            if covered.isdisjoint(branches(self.words[i]))
+        }
+        return problems, [index.get(words) for words in given]
+
     # Two memos of what follows from the layout and a key alone.
 
     @cached_property
@@ -67,8 +97,11 @@ class Layout:
         for name, places in zip(self.names, self.positions, strict=True):
             array = arrays.get(name)
             if array is not None:
+                made: dict[Any, Any] = {None: array}
                 for i, transform in places:
-                    leaves[i] = array if transform is None else transform(array)
+                    if transform is not None and transform not in made:
+                        made[transform] = transform(array)
+                    leaves[i] = made[transform]
         return self.structure.unflatten(leaves)
 
     def accumulate(self, leaves: list[Any], grads: Any) -> Slots:
@@ -146,18 +179,10 @@ class Layout:
 
         Raises: ValueError if a slot's place has no gradient, not even a None.
         """
-        keyed, _ = jax.tree_util.tree_flatten_with_path(grads, is_leaf=_is_none)
-        index = {path: i for i, path in enumerate(self.paths)}
-        paths = spell([keys for keys, _ in keyed])
-        covered = set(paths)
-        problems = {
-            self.paths[i]: "no gradient, expected one, or None to leave it as it is"
-            for i in self.trained
-            if covered.isdisjoint(branches(self.paths[i]))
-        }
+        problems, which = self.uncovered(grads)
         if problems:
             raise ValueError(complain("update", problems, NOT_THE_TREE))
-        return [index.get(path) for path in paths]
+        return which
 
     def _refuse_strangers(self, grads: Any) -> None:
         known = set(self.paths)
@@ -174,12 +199,6 @@ NOT_THE_TREE = (
     "Take the gradient with respect to the model that update is given (value_and_grad "
     "returns it second)."
 )
-
-
-def branches(path: Path) -> list[Path]:
-    """The path and every branch above it, up to the whole model, which is ''."""
-    parts = path.split("/")
-    return ["", *("/".join(parts[:n]) for n in range(1, len(parts) + 1))]
 
 
 def add(a: Array, b: Array) -> Array:

@@ -44,9 +44,23 @@ class LeafState(Count):
         new = [p for p in paths if p in self.slots and p not in self.own]
         if not new:
             return self
-        # Copies: a state of which two leaves are one buffer could not be donated.
-        own = {path: jnp.array(self.count, copy=True) for path in new}
+        own = counts_of_their_own(self.count, new)
         return dataclasses.replace(self, own=Slots({**self.own, **own}))
+
+
+def counts_of_their_own(count: Array, paths: Iterable[Path]) -> dict[Path, Array]:
+    """Copies: a state of which two leaves are one buffer could not be donated."""
+    return {path: jnp.array(count, copy=True) for path in paths}
+
+
+def skipping(state: PyTree, paths: Iterable[Path]) -> PyTree:
+    """The state of a rule, with room for what slots that are skipped count alone."""
+    paths = list(paths)
+    return jax.tree.map(
+        lambda node: node.skipping(paths) if hasattr(node, "skipping") else node,
+        state,
+        is_leaf=lambda node: hasattr(node, "skipping"),
+    )
 
 
 @rule
@@ -93,7 +107,11 @@ class LeafRule(Rule):
         """The new state of one slot, and the step to subtract from `x`."""
         raise NotImplementedError(f"{type(self).__name__} has no apply_leaf")
 
-    def init(self, params: PyTree) -> LeafState:
+    def eval_leaf(self, state: PyTree, x: Array, t: Array) -> Array:
+        """The parameter to evaluate the model at; for a rule that keeps an average."""
+        return x
+
+    def init(self, params: PyTree) -> Any:
         current = self.at_count(0)
         casts: dict[Any, tuple[Rule, Rule]] = {}  # thousands of slots share a few
         slots = Slots()
@@ -129,28 +147,56 @@ class LeafRule(Rule):
             )
 
     def apply(
-        self, state: LeafState, params: PyTree, grads: PyTree, **context: Any
+        self, state: Any, params: PyTree, grads: PyTree, **context: Any
+    ) -> tuple[Any, PyTree]:
+        return self._apply_leaves(state, params, grads)
+
+    def _apply_leaves(
+        self, state: LeafState, params: PyTree, *trees: PyTree
     ) -> tuple[LeafState, PyTree]:
+        """`apply` with one or more arrays for each slot; each None there is skipped."""
         named, structure = with_paths(params), jax.tree.structure(params)
-        gradients = gradients_by_path(named, grads)
-        if not gradients:  # no update took place, so nothing is counted
+        given = [gradients_by_path(named, tree) for tree in trees]
+        inputs = {
+            path: tuple(each[path] for each in given)
+            for path in named
+            if all(path in each for each in given)
+        }
+        if not inputs:  # no update took place, so nothing is counted
             return state, structure.unflatten([None] * len(named))
-        state = state.skipping(path for path in state.slots if path not in gradients)
+        state = state.skipping(path for path in state.slots if path not in inputs)
         current = self.at_count(state.count)
         count = increment(state.count)
         slots, own = Slots(state.slots), Slots(state.own)
         steps: dict[Path, Array] = {}
-        for path, g in gradients.items():
+        for path, arrays in inputs.items():
             x = named[path]
             self._check_complex("apply", path, x)
             if path in own:
                 own[path] = increment(own[path])
             slots[path], steps[path] = _apply_leaf(
-                current.at_path(path, x), slots[path], x, g, own.get(path, count)
+                current.at_path(path, x), slots[path], x, arrays, own.get(path, count)
             )
         return LeafState(count, slots, own), structure.unflatten(
             [steps.get(path) for path in named]
         )
+
+    def _arithmetic(
+        self, state: PyTree, x: Array, arrays: tuple[Array, ...], t: Array
+    ) -> tuple[PyTree, Array]:
+        (g,) = arrays
+        return self.apply_leaf(state, x, g, t)
+
+    def eval_params(self, state: Any, params: Slots) -> Slots:
+        if type(self).eval_leaf is LeafRule.eval_leaf:
+            return super().eval_params(state, params)
+        current = self.at_count(jnp.maximum(state.count - 1, 0))
+        averages = Slots(params)
+        for path, kept in state.slots.items():
+            x, t = params[path], state.own.get(path, state.count)
+            average = _eval_leaf(current.at_path(path, x), kept, x, t)
+            averages[path] = jnp.where(t > 0, average, widen(x))
+        return averages
 
 
 def _to_compute(tree: PyTree, dtype: DTypeLike) -> PyTree:
@@ -168,7 +214,7 @@ def _to_compute(tree: PyTree, dtype: DTypeLike) -> PyTree:
 
 @jax.jit
 def _apply_leaf(
-    rule: LeafRule, state: PyTree, x: Array, g: Array, t: Array
+    rule: LeafRule, state: PyTree, x: Array, arrays: tuple[Array, ...], t: Array
 ) -> tuple[PyTree, Array]:
     """`rule.apply_leaf` in the compute dtype, and back to the stored dtypes.
 
@@ -179,10 +225,10 @@ def _apply_leaf(
     # mixture that strict promotion, where a user has asked for it, would refuse.
     complex_x = jnp.issubdtype(dtype, jnp.complexfloating)
     with jax.numpy_dtype_promotion("standard") if complex_x else nullcontext():
-        out = typing.cast(LeafRule, _to_compute(rule, dtype)).apply_leaf(
+        out = typing.cast(LeafRule, _to_compute(rule, dtype))._arithmetic(
             _to_compute(state, dtype),
             cast(x, dtype),
-            cast(g, dtype),
+            tuple(cast(each, dtype) for each in arrays),
             cast(t, real_part_dtype(dtype)),
         )
     if not (isinstance(out, tuple) and len(out) == 2):
@@ -205,3 +251,14 @@ def _apply_leaf(
     return jax.tree.map(lambda n, old: cast(n, old.dtype), new, state), cast(
         step, x.dtype
     )
+
+
+@jax.jit
+def _eval_leaf(rule: LeafRule, state: PyTree, x: Array, t: Array) -> Array:
+    """`rule.eval_leaf` in the compute dtype."""
+    dtype = compute_dtype(x.dtype)
+    complex_x = jnp.issubdtype(dtype, jnp.complexfloating)
+    with jax.numpy_dtype_promotion("standard") if complex_x else nullcontext():
+        return typing.cast(LeafRule, _to_compute(rule, dtype)).eval_leaf(
+            _to_compute(state, dtype), cast(x, dtype), cast(t, real_part_dtype(dtype))
+        )

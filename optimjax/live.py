@@ -12,12 +12,13 @@ from jax.sharding import Sharding
 
 from optimjax.arrays import placed, placement
 from optimjax.hyper import ByPath, Hyper, PerPath, canonical, is_schedule
+from optimjax.leaf import skipping
 from optimjax.nested import walk
 from optimjax.paths import Path, Where, nearest, selector
 from optimjax.rule import Rule
 from optimjax.state import State, as_state
 from optimjax.ties import Slot
-from optimjax.training import as_scalar, skipping
+from optimjax.training import as_scalar
 from optimjax.treewide import PyTree
 
 __all__ = ["adjust", "freeze", "thaw"]
@@ -41,7 +42,8 @@ def freeze(state: State, where: Where) -> State:
     """
     found = select(state, where, "freeze")
     frozen = tuple(sorted({*state.frozen, *found}))
-    return dataclasses.replace(skipping(state, found), frozen=frozen)
+    inner = skipping(state.inner, found)
+    return dataclasses.replace(state, inner=inner, frozen=frozen)
 
 
 def thaw(state: State, where: Where = None) -> State:

@@ -1,18 +1,20 @@
 """Rules that hold rules: one after another, or one around another."""
 
+import dataclasses
+import itertools
 from collections.abc import Iterable
 from typing import Any, Self
 
 import jax
+from jax import Array
 
-from optimjax.arrays import (
-    widen,
-)
+from optimjax.arrays import widen
+from optimjax.leaf import LeafRule, LeafState
 from optimjax.paths import Path
 from optimjax.rule import Part, Rule, is_rule, rule
 from optimjax.treewide import PyTree, spread, steps_like
 
-__all__ = ["Chain", "Wrapper"]
+__all__ = ["Chain", "LeafWrapper", "Wrapper"]
 
 
 @rule
@@ -25,7 +27,8 @@ class Chain(Rule):
     Args:
         *rules: one or more rules, in the order in which they act.
     State: a tuple, one rule's state each.
-    Raises: TypeError if an argument is not a rule.
+    Raises: TypeError if an argument is not a rule; ValueError if one that looks at the
+        parameter after the step (a projection, an average) is followed by another kind.
 
     >>> from optimjax import SGD, ClipByGlobalNorm
     >>> Chain(ClipByGlobalNorm(1.0), SGD(0.1)).rules[0]
@@ -38,6 +41,14 @@ class Chain(Rule):
         for each in rules:
             if not is_rule(each):
                 raise TypeError(f"Chain: {each!r}, expected rules: Chain(a, b, ...).")
+        for first, second in itertools.pairwise(rules):
+            early = [r for r in every_rule(first) if r.follows]
+            if early and not second.follows:
+                raise ValueError(
+                    f"Chain: {type(early[0]).__name__} looks at the parameter after "
+                    f"the step, but {type(second).__name__} would still change that "
+                    "step. Put it after."
+                )
         object.__setattr__(self, "rules", rules)
         self.__post_init__()
 
@@ -78,6 +89,91 @@ class Wrapper(Rule):
         return self.with_fields(inner=rules[0])
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Around:
+    """What a `LeafWrapper` keeps.
+
+    Attributes:
+        inner: the state of the rule inside.
+        own: the wrapper's own, path by path.
+    """
+
+    inner: PyTree
+    own: LeafState
+
+
+@rule
+class LeafWrapper(LeafRule):
+    """Arithmetic on each array around another rule: write `init_leaf`, `after_leaf`.
+
+        state.inner, steps = inner.apply(state.inner, params, grads)
+        state, step        = after_leaf(state, x, g, step, t)       for each slot
+
+    Its author may rely on what a `LeafRule` promises. A rule that keeps an average
+    writes `eval_leaf` too, for `eval_model`, and says `follows = True`: it has to see
+    the step that is taken in the end.
+
+    >>> import jax.numpy as jnp
+    >>> import optimjax as oj
+    >>> @oj.rule
+    ... class Cautious(oj.LeafWrapper):
+    ...     def init_leaf(self, x):
+    ...         return None
+    ...
+    ...     def after_leaf(self, state, x, g, step, t):
+    ...         return state, jnp.where(g * step > 0, step, 0)
+    >>> rule = Cautious(oj.SGD(0.1, momentum=0.9))
+    >>> x = {"w": jnp.array([1.0, 1.0])}
+    >>> state, _ = rule.apply(rule.init(x), x, {"w": jnp.array([1.0, 1.0])})
+    >>> rule.apply(state, x, {"w": jnp.array([1.0, -0.1])})[1]["w"]
+    Array([0.19, 0.  ], dtype=float32)
+    """
+
+    inner: Rule
+
+    def after_leaf(
+        self, state: PyTree, x: Array, g: Array, step: Array, t: Array
+    ) -> tuple[PyTree, Array]:
+        """The new state of one slot, and the step in place of the inner rule's."""
+        raise NotImplementedError(f"{type(self).__name__} has no after_leaf")
+
+    def init(self, params: PyTree) -> Any:
+        return Around(self.inner.init(params), super().init(params))
+
+    def apply(
+        self, state: Any, params: PyTree, grads: PyTree, **context: Any
+    ) -> tuple[Any, PyTree]:
+        wide, grads = jax.tree.map(widen, params), spread(params, grads)
+        inner, steps = self.inner.apply(state.inner, wide, grads, **context)
+        own, steps = self._apply_leaves(state.own, wide, grads, steps)
+        return Around(inner, own), steps_like(params, steps)
+
+    def _arithmetic(
+        self, state: PyTree, x: Array, arrays: tuple[Array, ...], t: Array
+    ) -> tuple[PyTree, Array]:
+        g, step = arrays
+        return self.after_leaf(state, x, g, step, t)
+
+    def at_count(self, count: Any) -> Self:
+        # Without the rule inside, whose numbers are no matter of the slot's arithmetic.
+        return super().at_count(count).with_fields(inner=None)
+
+    def eval_params(self, state: Any, params: Any) -> Any:
+        if type(self).eval_leaf is LeafRule.eval_leaf:
+            return self.inner.eval_params(state.inner, params)
+        return super().eval_params(state.own, params)
+
+    def own_state(self, state: Any) -> LeafState:
+        return state.own
+
+    def parts(self, state: Any, slots: list[Path]) -> list[Part]:
+        return [(self.inner, state.inner, slots)]
+
+    def with_parts(self, rules: list[Rule]) -> Self:
+        return self.with_fields(inner=rules[0])
+
+
 def every_rule(rule: Rule) -> list[Rule]:
     """The rule and all the rules inside it."""
     held = [vars(rule)[n] for n, kind in rule._kinds.items() if kind == "rule"]
@@ -89,6 +185,6 @@ def walk(
     rule: Rule, state: PyTree, slots: list[Path]
 ) -> Iterable[tuple[Rule, PyTree, list[Path]]]:
     """A rule and all the rules inside it, each with its state and its slots."""
-    yield rule, state, slots
+    yield rule, rule.own_state(state), slots
     for part in rule.parts(state, slots):
         yield from walk(*part)

@@ -63,6 +63,16 @@ def spell(keypaths: Sequence[KeyPath]) -> list[Path]:
     return paths
 
 
+def parts(keypath: KeyPath) -> tuple[str, ...]:
+    """A key path as plain words, whatever containers it leads through."""
+    return tuple(keystr((key,), simple=True) for key in keypath)
+
+
+def branches(words: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The words of a path, and those of every branch above it, up to the root."""
+    return [words[:n] for n in range(len(words) + 1)]
+
+
 def with_paths(tree: Any) -> dict[Path, Any]:
     """The leaves of `tree` by path, in the order of the tree."""
     keyed, _ = jax.tree_util.tree_flatten_with_path(tree)
@@ -84,9 +94,11 @@ Where: TypeAlias = Glob | Iterable[Glob] | Callable[[Path, Any], bool] | None
 
 
 def pattern(glob: Glob, known: Collection[Path]) -> Callable[[Path], bool]:
-    """`glob` as a test; one that is the path of a leaf stands for that leaf alone."""
+    """`glob` as a test; one that is a path as it stands is taken at its word."""
     if glob in known:
         return lambda path: path == glob
+    if any(path.startswith(f"{glob}/") for path in known):
+        return lambda path: path.startswith(f"{glob}/")
     return lambda path: matches(path, glob)
 
 
@@ -110,7 +122,7 @@ def selector(
         isinstance(glob, str) for glob in where
     ):
         exact = {glob for glob in where if glob in known}
-        tests = {glob: pattern(glob, ()) for glob in where if glob not in exact}
+        tests = {glob: pattern(glob, known) for glob in where if glob not in exact}
         for glob, test in tests.items() if len(where) > 1 and known else ():
             if not any(map(test, known)):
                 hint = nearest(glob, known)

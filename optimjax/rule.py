@@ -27,7 +27,7 @@ from optimjax.hyper import (
     spelled,
     where_field,
 )
-from optimjax.paths import Path
+from optimjax.paths import Path, Slots
 from optimjax.treewide import PyTree
 
 __all__ = ["Rule", "rule"]
@@ -38,7 +38,7 @@ Selection: TypeAlias = typing.Annotated[Any, WHERE]
 R = TypeVar("R", bound="Rule")
 
 
-@typing.dataclass_transform(frozen_default=True)
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def rule(cls: type[R]) -> type[R]:
     """Make a class with annotated fields a rule: frozen, and a pytree of its numbers.
 
@@ -149,6 +149,9 @@ class Rule:
         needs: names of the keyword arguments that `apply` cannot do without, among
             those that `update` is given, such as `value`.
         complex_ok: whether complex parameters are allowed.
+        follows: whether it looks at the parameter after the step, so that in a `Chain`
+            none but its like may come after it.
+        freezes: whether its slots are never moved; `setup` freezes them.
         by_path: whether hyperparameters may differ by path.
         ranges: `{name: (low, high, high_excluded)}`, where a hyperparameter's range
             differs from the usual one for its name; None for no check.
@@ -184,6 +187,8 @@ class Rule:
 
     needs: ClassVar[tuple[str, ...]] = ()
     complex_ok: ClassVar[bool] = True
+    follows: ClassVar[bool] = False
+    freezes: ClassVar[bool] = False
     by_path: ClassVar[bool] = False
     ranges: ClassVar[dict[str, tuple[float, float, bool] | None]] = {}
     _kinds: ClassVar[dict[str, str]] = {}
@@ -313,6 +318,24 @@ class Rule:
         """This rule with others in place of `parts`, in the same order."""
         return self
 
+    # What users read from a state ---------------------------------------------------
+
+    def own_state(self, state: PyTree) -> PyTree:
+        """The part of its state that is not of the rules inside."""
+        return state
+
+    def eval_params(self, state: PyTree, params: Slots) -> Slots:
+        """The parameters to evaluate a model at, wide; those of the rules inside."""
+        averages = Slots(params)
+        for inner, own, slots in self.parts(state, list(params)):
+            mine = Slots((path, averages[path]) for path in slots)
+            averages.update(inner.eval_params(own, mine))
+        return averages
+
+    def loss_scale(self, state: PyTree) -> Array | None:
+        """What the loss has to be multiplied by before it is differentiated, if so."""
+        return None
+
     # As a value ---------------------------------------------------------------------
 
     def _key(self) -> tuple[Any, ...]:
@@ -343,7 +366,7 @@ class Rule:
                 if text != "0" or f.default != 0:  # an option that is off says nothing
                     shown.append(f"{f.name}={text}")
             elif value is not f.default and value != f.default:
-                shown.append(f"{f.name}={value!r}")
+                shown.append(f"{f.name}={getattr(value, '__name__', repr(value))}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
 

@@ -55,11 +55,11 @@ def nbytes(tree: Any) -> int:
 
 
 def _acting(state: "State") -> dict[Path, list[tuple[Rule, Any]]]:
-    """For each slot the innermost rules that act on it, each with its state."""
+    """For each slot the rules with something of their own to do there, with state."""
     names = list(state.ties.names)
     acting: dict[Path, list[tuple[Rule, Any]]] = {name: [] for name in names}
     for rule, inner, slots in walk(state.rule, state.inner, names):
-        if not rule.parts(inner, slots):
+        if isinstance(inner, LeafState) or "rule" not in rule._kinds.values():
             for path in slots:
                 acting[path].append((rule, inner))
     return acting

@@ -1,6 +1,7 @@
 """The compiled training step: gradients, rule and update in one dispatch."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -10,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from optimjax.arrays import buffer, is_traced
+from optimjax.arrays import abs_sq, buffer, cast_like, is_traced, total, widen
 from optimjax.frame import Frame, framed
+from optimjax.hyper import Hyper, canonical, check_range, evaluate
 from optimjax.layout import Layout
 from optimjax.paths import Path, Slots, complain
+from optimjax.reading import scale_of
 from optimjax.state import State, as_state
 from optimjax.training import check_shapes, descend
 
@@ -23,7 +26,11 @@ Model = TypeVar("Model")
 
 
 def make_step(
-    loss: Callable[..., Any], *, has_aux: bool = False, donate: bool = False
+    loss: Callable[..., Any],
+    *,
+    has_aux: bool = False,
+    donate: bool = False,
+    sam: Hyper | None = None,
 ) -> "Step":
     """A compiled training step: `state, model, value = step(state, model, *batch)`.
 
@@ -43,6 +50,10 @@ def make_step(
         has_aux: the third result is `(value, aux)`, as with `jax.value_and_grad`.
         donate: reuse the memory of `state` and of the trained arrays of `model` for the
             new ones. Whoever holds the old ones cannot read them afterwards.
+        sam: sharpness-aware minimisation (Foret et al. 2021, arXiv:2010.01412): the
+            gradient is taken a second time, at `sam` (0.05, say, in the unit of the
+            parameters; or a schedule) uphill of the model. Value and aux are those at
+            the model.
     Returns: a `Step`; `step.scan(state, model, *batches)` takes many steps at once.
 
     >>> import optimjax as oj
@@ -55,7 +66,10 @@ def make_step(
     >>> model["w"], value
     (Array([ 0., -1.], dtype=float32), Array(2., dtype=float32))
     """
-    return Step(loss, has_aux, donate)
+    if sam is not None:
+        sam = canonical(sam, "make_step: sam")
+        check_range("make_step", "sam", sam, (0.0, math.inf, False))
+    return Step(loss, has_aux, donate, sam)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +79,7 @@ class Step(Generic[Model]):
     loss: Callable[..., Any]
     has_aux: bool = False
     donate: bool = False
+    sam: Any = None
 
     def __call__(
         self, state: State, model: Model, *batch: Any
@@ -123,7 +138,7 @@ class Step(Generic[Model]):
             )
         except Exception as error:
             if "donated" in str(error) or "deleted" in str(error):
-                _explain_deleted(layout, leaves, state, error)
+                _explain_deleted(layout, leaves, state, batch, error)
             raise
         if state.ties is not ties:  # equal, but not the object that has seen the model
             state = dataclasses.replace(state, ties=ties)
@@ -227,10 +242,23 @@ class Step(Generic[Model]):
         held = frame.slots(params, others)
         slots = Slots((name, held[name]) for name in names)
         check_shapes("step", state.ties, slots.values(), whole=whole)
-        (value, aux), grads = jax.value_and_grad(objective, has_aux=True)(params)
+        scale = scale_of(state)
+
+        def scaled(params: tuple[Array, ...]) -> Any:
+            value, aux = objective(params)
+            return value if scale is None else widen(value) * scale, (value, aux)
+
+        def descent(params: tuple[Array, ...]) -> Any:
+            (_, out), grads = jax.value_and_grad(scaled, has_aux=True)(params)
+            return out, tuple(g.conj() if jnp.iscomplexobj(g) else g for g in grads)
+
+        (value, aux), grads = descent(params)
+        if self.sam is not None:
+            radius = evaluate(self.sam, state.count if callable(self.sam) else 0)
+            _, grads = descent(_uphill(params, grads, radius))
         summed = Slots((name, None) for name in names)
         for i, g in zip(frame.trained, grads, strict=True):
-            summed[names[i]] = g.conj() if jnp.iscomplexobj(g) else g
+            summed[names[i]] = g
 
         def value_fn(slots: dict[Path, Array]) -> Array:
             # A rule for a part of the model moves that part alone.
@@ -242,8 +270,22 @@ class Step(Generic[Model]):
         return state, new, (value, aux) if self.has_aux else value
 
 
+def _uphill(
+    params: tuple[Array, ...], grads: tuple[Array, ...], radius: Any
+) -> tuple[Array, ...]:
+    """`params`, moved by `radius` along the gradient; not at all where that is 0."""
+    wide = [widen(g) for g in grads]
+    squares = [total(abs_sq(g)).astype(jnp.float32) for g in wide]
+    norm = jnp.sqrt(sum(squares, jnp.zeros((), jnp.float32)))
+    share = jnp.where(norm > 0, radius / jnp.where(norm > 0, norm, 1), 0)
+    return tuple(
+        cast_like(widen(x) + share.astype(g.real.dtype) * g, x)
+        for x, g in zip(params, wide, strict=True)
+    )
+
+
 def _explain_deleted(
-    layout: Layout, leaves: list[Any], state: State, error: Exception
+    layout: Layout, leaves: list[Any], state: State, batch: Any, error: Exception
 ) -> None:
     def deleted(x: Any) -> bool:
         return isinstance(x, jax.Array) and not is_traced(x) and x.is_deleted()
@@ -260,4 +302,10 @@ def _explain_deleted(
             complain("step", problems)
             + " Use the state and the model that the step returned, or "
             "make_step(..., donate=False)."
+        ) from error
+    given = {buffer(x) for x in (*leaves, *jax.tree.leaves(state))} - {None}
+    if any(buffer(x) in given for x in jax.tree.leaves(batch)):
+        raise ValueError(
+            "step: an array of the batch is one of the model or the state, which are "
+            "donated. Give a copy of it: jnp.copy(x)."
         ) from error

@@ -176,7 +176,11 @@ class Ties:
 def through(transform: Transform | None, name: Path) -> str:
     if transform is None:
         return name
-    return f"{getattr(transform, '__name__', repr(transform))}({name})"
+    return f"{name_of(transform)}({name})"
+
+
+def name_of(transform: Transform) -> str:
+    return getattr(transform, "__name__", repr(transform))
 
 
 def shared(leaves: Mapping[Path, Any]) -> list[list[Path]]:

@@ -22,10 +22,10 @@ from optimjax.arrays import (
     widen,
 )
 from optimjax.finding import TiesArg, find_ties
-from optimjax.layout import NOT_THE_TREE, Layout, branches, is_float0
-from optimjax.leaf import LeafState
-from optimjax.nested import every_rule
-from optimjax.paths import Path, Slots, Where, complain, spell
+from optimjax.layout import NOT_THE_TREE, Layout, is_float0
+from optimjax.leaf import skipping
+from optimjax.nested import every_rule, walk
+from optimjax.paths import Slots, Where, branches, complain, spell
 from optimjax.rule import Rule, is_rule
 from optimjax.state import State, as_state
 from optimjax.ties import Ties
@@ -76,7 +76,7 @@ def setup(
     if any(shapes):  # which of them will be one array, the first step sees
         found = dataclasses.replace(found, seen=False)
     layout, leaves = found.take_apart("setup", model)
-    params = _params(layout, leaves)
+    params = named_params(layout, leaves)
     rule = rule.bind(
         {
             slot.name: {place.path: params[slot.name] for place in slot.places}
@@ -86,7 +86,15 @@ def setup(
     place = placement(params.values())
     rule = jax.tree.map(lambda h: placed(as_scalar(h, "setup", rule), place), rule)
     others = [*params.values(), *jax.tree.leaves(rule)]
-    return State(rule, _own_buffers(rule.init(params), others, place), found)
+    inner = rule.init(params)
+    still = [
+        path
+        for each, _, slots in walk(rule, inner, list(found.names))
+        if each.freezes
+        for path in slots
+    ]
+    inner = _own_buffers(skipping(inner, still), others, place)
+    return State(rule, inner, found, tuple(sorted(still)))
 
 
 def _as_array(x: Any) -> Any:
@@ -106,7 +114,8 @@ def as_scalar(hyper: Any, function: str, rule: Rule) -> Array:
     return jnp.asarray(hyper, real_dtype())
 
 
-def _params(layout: Layout, leaves: list[Any]) -> Slots:
+def named_params(layout: Layout, leaves: list[Any]) -> Slots:
+    """{slot: its array}, as it is in the model."""
     arrays = map(jnp.asarray, layout.gather(leaves))
     return Slots(zip(layout.names, arrays, strict=True))
 
@@ -173,9 +182,11 @@ def update(
     if "value_fn" in context:
         of_model = context["value_fn"]
         context["value_fn"] = lambda params: of_model(layout.scatter(params, leaves))
-    params = _params(layout, leaves)
+    params = named_params(layout, leaves)
     state, params = descend(state, params, grads, **context)
-    return state, layout.scatter(params, leaves)
+    still = set(state.frozen)
+    moved = {path: x for path, x in params.items() if path not in still}
+    return state, layout.scatter(moved, leaves)
 
 
 def descend(
@@ -229,6 +240,8 @@ def check_shapes(
     for slot, x in zip(ties.slots, arrays, strict=True):
         if not is_array(x):
             problems[slot.name] = f"a {type(x).__name__}, expected an array"
+        elif not jnp.issubdtype(x.dtype, jnp.inexact):
+            problems[slot.name] = f"dtype {x.dtype.name}, expected {slot.dtype}"
         elif x.shape != slot.shape and (whole or not is_traced(x)):
             problems[slot.name] = f"shape {x.shape}, expected {slot.shape}"
     if problems:
@@ -259,25 +272,18 @@ def align(state: State, grads: PyTree) -> State:
     """
     ties = as_state(state, "align").ties
     keyed, _ = jax.tree_util.tree_flatten_with_path(grads, is_leaf=lambda x: x is None)
-    leaves = zip(spell([keys for keys, _ in keyed]), (g for _, g in keyed), strict=True)
+    paths = spell([keys for keys, _ in keyed])
+    leaves = zip(paths, (g for _, g in keyed), strict=True)
     given = {path: g is not None and not is_float0(g) for path, g in leaves}
     places = {place.path: slot.name for slot in ties.slots for place in slot.places}
+    covered = {tuple(path.split("/")) if path else () for path in paths}
     problems = {
         path: "no gradient, expected one, or None"
         for path in places
-        if given.keys().isdisjoint(branches(path))
+        if covered.isdisjoint(branches(tuple(path.split("/"))))
     }
     if problems:
         raise ValueError(complain("align", problems, NOT_THE_TREE))
     moving = {name for path, name in places.items() if given.get(path)}
-    return skipping(state, [name for name in ties.names if name not in moving])
-
-
-def skipping(state: State, paths: Iterable[Path]) -> State:
-    paths = list(paths)
-
-    def one(inner: PyTree) -> PyTree:
-        return inner.skipping(paths) if isinstance(inner, LeafState) else inner
-
-    inner = jax.tree.map(one, state.inner, is_leaf=lambda x: isinstance(x, LeafState))
-    return dataclasses.replace(state, inner=inner)
+    still = [name for name in ties.names if name not in moving]
+    return dataclasses.replace(state, inner=skipping(state.inner, still))

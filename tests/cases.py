@@ -287,7 +287,36 @@ VARIANTS = {
     ],
 }
 
+
+
+def wide_awake(grads, count, **context):
+    """A condition of `ApplyIf` that holds now and then."""
+    return count % 3 != 1
+
+
+def matrices(path, x):
+    return x.ndim == 2
+
+
+# What the wrappers are tried around.
+INNER = (oj.SGD(0.05, momentum=0.85), oj.AdamW(1e-2))
+
 HOLDING = {
+    "Accumulate": [oj.Accumulate(inner, every=3) for inner in INNER],
+    "SkipNonFinite": [oj.SkipNonFinite(inner, give_up_after=3) for inner in INNER],
+    "ApplyIf": [oj.ApplyIf(inner, wide_awake) for inner in INNER],
+    # A scale that fits the test's gradients, which nobody has multiplied.
+    "LossScaling": [oj.LossScaling(inner, scale=4.0, period=3) for inner in INNER],
+    "EMA": [
+        oj.EMA(inner, decay=0.9, debias=debias)
+        for inner, debias in zip(INNER, (True, False), strict=True)
+    ],
+    "SWA": [oj.SWA(inner, start=2) for inner in INNER],
+    "Lookahead": [oj.Lookahead(inner, period=3) for inner in INNER],
+    "ScheduleFree": [oj.ScheduleFree(inner) for inner in INNER],
+    "MixedPrecision": [oj.MixedPrecision(inner) for inner in INNER],
+    "Monitor": [oj.Monitor(inner) for inner in INNER],
+    "Masked": [oj.Masked(inner, matrices, outside=oj.SGD(0.1)) for inner in INNER],
     "Chain": [oj.Chain(oj.ClipByGlobalNorm(0.7), oj.WeightDecay(0.1), oj.SGD(0.1))],
     "Partition": [
         oj.Partition(

@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from optimjax.arrays import abs_sq, real_part_dtype, zeros_like
+from optimjax.arrays import abs_sq, real_part_dtype, total, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import Selection, rule
@@ -25,7 +25,7 @@ class Moments(NamedTuple):
 
 def norm(x: Array) -> Array:
     """Euclidean norm of a whole array, real; at 0 its derivative is 0, not NaN."""
-    square = jnp.sum(abs_sq(x))
+    square = total(abs_sq(x))
     return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
 
 
@@ -255,7 +255,7 @@ class NovoGrad(LeafRule):
         return Moments(zeros_like(x), jnp.zeros((), real_part_dtype(x.dtype)))
 
     def apply_leaf(self, state, x, g, t):
-        square = jnp.sum(abs_sq(g))
+        square = total(abs_sq(g))
         v = jnp.where(t == 1, square, self.b2 * state.v + (1 - self.b2) * square)
         d = g / (jnp.sqrt(v + self.eps_root) + self.eps) + self.weight_decay * x
         m = self.b1 * state.m + d

@@ -112,7 +112,7 @@ def lowered(state: State) -> Iterator[tuple[str, Any]]:
         for name, hyper in rule.hypers().items():
             if not isinstance(hyper, ByPath) and not is_schedule(hyper):
                 low = (rule.range_of(name) or (0.0,))[0]
-                yield name, low + (float(hyper) - low) * 0.95
+                yield name, low + max(float(hyper) - low, 0) * 0.95
 
 
 def varied(state: State, factor: float) -> State:
@@ -202,7 +202,11 @@ def leaves_a_skipped_slot_as_it_is(s: Subject) -> None:
     frozen = freeze(state, "w")
     after, new = s.update(frozen, model, s.grads(model, 2))
     identical(kept, (new["w"], after.slots["w"], own_counts(after)))
-    assert not jnp.array_equal(new["b"], model["b"]), "the other slot did not move"
+    _, full = s.update(state, model, s.grads(model, 2))
+    moves = not jnp.array_equal(full["b"], model["b"])
+    assert not (moves and jnp.array_equal(new["b"], model["b"])), (
+        "the other slot did not move"
+    )
     thawed, new = s.update(thaw(after), new, s.grads(new, 3))
     same_kind(state, thawed, "after thaw, the state")
     nothing, new = s.update(state, model, {"w": None, "b": None})

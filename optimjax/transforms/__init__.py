@@ -1,13 +1,36 @@
-"""What stands around a rule: decay, clipping, groups."""
+"""What stands around a rule: clipping, decay, averages, guards, groups, precision."""
 
-from optimjax.transforms import basic, clipping, decay, partition
+from optimjax.transforms import (
+    accumulation,
+    averaging,
+    basic,
+    clipping,
+    decay,
+    guarding,
+    monitor,
+    partition,
+    precision,
+    schedule_free,
+)
+from optimjax.transforms.accumulation import *
+from optimjax.transforms.averaging import *
 from optimjax.transforms.basic import *
 from optimjax.transforms.clipping import *
 from optimjax.transforms.decay import *
+from optimjax.transforms.guarding import *
+from optimjax.transforms.monitor import *
 from optimjax.transforms.partition import *
+from optimjax.transforms.precision import *
+from optimjax.transforms.schedule_free import *
 
 __all__ = []
+__all__ += accumulation.__all__
+__all__ += averaging.__all__
 __all__ += basic.__all__
 __all__ += clipping.__all__
 __all__ += decay.__all__
+__all__ += guarding.__all__
+__all__ += monitor.__all__
 __all__ += partition.__all__
+__all__ += precision.__all__
+__all__ += schedule_free.__all__

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optimjax.arrays import abs_sq, cast, widen, wider
+from optimjax.arrays import abs_sq, cast, total, widen, wider
 from optimjax.hyper import Hyper
 from optimjax.rule import Rule, rule
 from optimjax.treewide import Count, PyTree, spread, steps_like
@@ -48,15 +48,15 @@ class ClipByGlobalNorm(Rule):
         self, state: Count, params: PyTree, grads: PyTree, **context: Any
     ) -> tuple[Count, PyTree]:
         grads = jax.tree.map(widen, spread(params, grads))
-        squares = [jnp.sum(abs_sq(g)) for g in jax.tree.leaves(grads)]
+        squares = [total(abs_sq(g)) for g in jax.tree.leaves(grads)]
         if not squares:  # no update took place, so nothing is counted
             return state, grads
         dtype = reduce(wider, [square.dtype for square in squares])
-        total = sum((square.astype(dtype) for square in squares), jnp.zeros((), dtype))
+        whole = sum((square.astype(dtype) for square in squares), jnp.zeros((), dtype))
         limit = cast(self.at_count(state.count).max_norm, dtype)
-        # The root of 0 has no derivative. And `total` is used once: XLA on CPU copies a
+        # The root of 0 has no derivative. And `whole` is used once: XLA on CPU copies a
         # scalar with two uses, all its sums included, into the kernel of every slot.
-        length = jnp.sqrt(jnp.maximum(total, jnp.finfo(dtype).tiny))
+        length = jnp.sqrt(jnp.maximum(whole, jnp.finfo(dtype).tiny))
         scale = jnp.minimum(limit / length, 1)
         steps = jax.tree.map(lambda g: g * cast(scale, g.dtype), grads)
         return state.next(), steps_like(params, steps)

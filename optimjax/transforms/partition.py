@@ -1,16 +1,16 @@
 """Different rules for different parts of a model."""
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 
-from optimjax.hyper import PerPath
-from optimjax.paths import Path, Slots, complain, with_paths
+from optimjax.hyper import PerPath, where_field
+from optimjax.paths import Path, Slots, Where, complain, with_paths
 from optimjax.rule import Part, Places, Rule, rule
 from optimjax.treewide import PyTree, spread
 
-__all__ = ["Partition"]
+__all__ = ["Frozen", "Masked", "Partition"]
 
 
 @rule
@@ -40,7 +40,7 @@ class Partition(Rule):
     (Array([0.1], dtype=float32), Array([0.5], dtype=float32))
     """
 
-    rules: dict[str, Rule]
+    rules: dict[Any, Rule]
     labels: Any
 
     def __post_init__(self) -> None:
@@ -121,3 +121,70 @@ class Partition(Rule):
 
     def __repr__(self) -> str:
         return f"Partition({self.rules!r}, {self.labels!r})"
+
+
+@rule
+class Frozen(Rule):
+    """Slots that stay as they are; for a group of a `Partition`.
+
+        step = None
+
+    `setup` freezes them as `freeze` does: no gradient is computed, no memory taken, and
+    they weigh in no global norm. `thaw` does not move them, for this rule never steps.
+
+    State: nothing.
+
+    >>> import jax.numpy as jnp
+    >>> import optimjax as oj
+    >>> groups = {"train": oj.SGD(0.1), "keep": Frozen()}
+    >>> rule = oj.Partition(groups, {"head": "train", "*": "keep"})
+    >>> oj.setup(rule, {"body": jnp.ones(2), "head": jnp.ones(2)}).frozen
+    ('body',)
+    """
+
+    freezes: ClassVar[bool] = True
+
+    def init(self, params: PyTree) -> None:
+        return None
+
+    def apply(
+        self, state: None, params: PyTree, grads: PyTree, **context: Any
+    ) -> tuple[None, PyTree]:
+        return None, jax.tree.map(lambda x: None, params)
+
+
+@rule
+class Masked(Partition):
+    """A rule for some of the slots, another for those outside.
+
+        steps = inner(g) where `where` says so, outside(g) elsewhere
+
+    By default those outside are frozen. To let gradients through to the next rule of a
+    `Chain`, which is what optax's `masked` does, say `outside=Identity()`.
+
+    Args:
+        inner: the rule.
+        where: a glob on paths, several, or a function of (path, leaf).
+        outside: the rule for all other slots.
+    State: `{True: the state of inner, False: that of outside}`.
+    Raises: TypeError for another kind of `where`.
+
+    >>> import jax.numpy as jnp
+    >>> import optimjax as oj
+    >>> sign = Masked(oj.SignSGD(1.0), "w", outside=oj.Identity())
+    >>> rule = oj.Chain(sign, oj.SGD(0.1))
+    >>> x = {"w": jnp.array([1.0, -2.0]), "b": jnp.array([3.0])}
+    >>> _, steps = rule.apply(rule.init(x), x, x)
+    >>> steps["w"], steps["b"]
+    (Array([ 0.1, -0.1], dtype=float32), Array([0.3], dtype=float32))
+    """
+
+    def __init__(self, inner: Rule, where: Where, outside: Rule | None = None):
+        inside = where_field(where, "Masked: where") or PerPath({"*": True})
+        object.__setattr__(self, "rules", {True: inner, False: outside or Frozen()})
+        object.__setattr__(self, "labels", inside)
+        self.__post_init__()
+
+    def __repr__(self) -> str:
+        inner, outside = self.rules[True], self.rules[False]
+        return f"Masked({inner!r}, {self.labels!r}, outside={outside!r})"

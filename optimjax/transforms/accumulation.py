@@ -1,0 +1,157 @@
+"""Several small batches for one step."""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from optimjax.arrays import cast, widen, zeros_like
+from optimjax.hyper import Hyper
+from optimjax.leaf import counts_of_their_own, skipping
+from optimjax.nested import Wrapper, every_rule
+from optimjax.paths import Path, Slots, with_paths
+from optimjax.rule import rule
+from optimjax.treewide import Count, PyTree, gradients_by_path, increment, steps_like
+
+__all__ = ["Accumulate"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Accumulated(Count):
+    """What `Accumulate` keeps. `count` is the number of steps taken.
+
+    Attributes:
+        inner: the state of the rule inside.
+        batches: micro-batches since the last step, int32, ().
+        sums: path -> sum of the gradients since then, at least float32.
+        own: path -> micro-batches, for each slot that was ever skipped.
+        value: sum of the losses since then, where the rule inside needs the loss.
+    """
+
+    inner: PyTree
+    batches: Array
+    sums: Slots
+    own: Slots
+    value: Array | None
+
+    def skipping(self, paths: Iterable[Path]) -> "Accumulated":
+        paths = list(paths)
+        new = [p for p in paths if p in self.sums and p not in self.own]
+        own = {**self.own, **counts_of_their_own(self.batches, new)}
+        inner = skipping(self.inner, paths)
+        return dataclasses.replace(self, inner=inner, own=Slots(own))
+
+
+@rule
+class Accumulate(Wrapper):
+    """One step for several micro-batches, as one big batch would have taken it.
+
+        sum <- sum + g
+        every `every` calls:  steps = inner(sum / every),  sum <- 0
+        otherwise:            steps = 0
+
+    The rule inside is run for those steps alone: its counts, schedules and averages see
+    nothing of the micro-batches. The loss has to be a mean over the micro-batch; the
+    mean of the means is that of the big batch if all are of one size. (Of unequal ones
+    give `every * size / total` times the mean as the loss.) A gradient of None adds
+    nothing: a slot's sum is divided by the number of gradients it has had, and waits
+    for the next step with one. What `value=` says is averaged, too.
+
+    Args:
+        inner: the rule that takes the steps.
+        every: micro-batches for a step, >= 1; a schedule of it is a function of the
+            number of steps taken.
+    State: `Accumulated`: beside the inner state one array for each slot, of its shape.
+    Raises: ValueError if `every` is less than 1; TypeError for an inner rule that
+        evaluates the loss itself, which is the loss of one micro-batch only.
+
+    >>> import optimjax as oj
+    >>> model = {"w": jnp.array([1.0, 1.0])}
+    >>> rule = Accumulate(oj.Chain(oj.ClipByGlobalNorm(1.0), oj.SGD(1.0)), every=2)
+    >>> state = oj.setup(rule, model)
+    >>> for g in ([3.0, 0.0], [0.0, 4.0]):
+    ...     state, model = oj.update(state, model, {"w": jnp.array(g)})
+    ...     print(model["w"])
+    [1. 1.]
+    [0.4 0.2]
+    """
+
+    ranges: ClassVar = {"every": (1.0, math.inf, False)}
+
+    every: Hyper = 4
+
+    def __post_init__(self):
+        super().__post_init__()
+        for each in every_rule(self.inner):
+            if "value_fn" in each.needs:
+                raise TypeError(
+                    f"Accumulate: {type(each).__name__} evaluates the loss of a whole "
+                    "batch, expected a rule of gradients alone."
+                )
+
+    def init(self, params: PyTree) -> Accumulated:
+        zero = jnp.zeros((), jnp.int32)
+        sums = {path: zeros_like(x) for path, x in with_paths(params).items()}
+        needed = any("value" in each.needs for each in every_rule(self.inner))
+        value = jnp.zeros((), jnp.float32) if needed else None
+        inner = self.inner.init(params)
+        return Accumulated(zero, inner, zero, Slots(sums), Slots(), value)
+
+    def apply(
+        self, state: Accumulated, params: PyTree, grads: PyTree, **context: Any
+    ) -> tuple[Accumulated, PyTree]:
+        named, structure = with_paths(params), jax.tree.structure(params)
+        given = gradients_by_path(named, grads)
+        if not given:
+            return state, structure.unflatten([None] * len(named))
+        state = state.skipping(path for path in named if path not in given)
+        batches = state.batches + 1
+        counts = {path: state.own[path] + 1 for path in given if path in state.own}
+        sums = Slots(state.sums)
+        for path, g in given.items():
+            sums[path] = sums[path] + cast(g, sums[path].dtype)
+        value = state.value
+        if value is not None:
+            value = value + cast(context["value"], value.dtype)
+
+        def step() -> Any:
+            means = {
+                path: sums[path] / cast(counts.get(path, batches), sums[path].dtype)
+                for path in given
+            }
+            if value is not None:
+                context["value"] = value / cast(batches, value.dtype)
+            inner, steps = self.inner.apply(
+                state.inner,
+                jax.tree.map(widen, params),
+                structure.unflatten([means.get(path) for path in named]),
+                **context,
+            )
+            done, again = with_paths(steps), jnp.zeros_like
+            return (
+                inner,
+                increment(state.count),
+                again(batches),
+                Slots({p: again(s) if p in given else s for p, s in sums.items()}),
+                Slots({**state.own, **{p: again(n) for p, n in counts.items()}}),
+                None if value is None else again(value),
+                Slots({p: done.get(p, again(sums[p])) for p in given}),
+            )
+
+        def wait() -> Any:
+            own = Slots({**state.own, **counts})
+            steps = Slots({path: jnp.zeros_like(sums[path]) for path in given})
+            return state.inner, state.count, batches, sums, own, value, steps
+
+        full = cast(batches, jnp.float32) >= cast(
+            self.at_count(state.count).every, jnp.float32
+        )
+        inner, count, batches, sums, own, value, steps = lax.cond(full, step, wait)
+        new = Accumulated(count, inner, batches, sums, own, value)
+        made = structure.unflatten([steps.get(path) for path in named])
+        return new, steps_like(params, made)

@@ -1,0 +1,282 @@
+"""Steps that are taken only if something holds."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from optimjax.arrays import cast, real_dtype, widen
+from optimjax.hyper import Hyper
+from optimjax.leaf import skipping
+from optimjax.nested import Wrapper
+from optimjax.paths import Slots, with_paths
+from optimjax.rule import Rule, rule
+from optimjax.treewide import Count, PyTree, gradients_by_path, spread, steps_like
+
+__all__ = ["ApplyIf", "LossScaling", "SkipNonFinite", "all_finite"]
+
+
+def all_finite(tree: PyTree) -> Array:
+    """Whether every number in a tree of arrays is finite: a bool, ().
+
+    >>> all_finite({"a": jnp.ones(2), "b": jnp.array([1.0, jnp.nan])})
+    Array(False, dtype=bool)
+    """
+    finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]
+    return jnp.all(jnp.stack(finite)) if finite else jnp.asarray(True)
+
+
+def stepped_if(
+    holds: Array, rule: Rule, state: PyTree, params: PyTree, grads: PyTree, context: Any
+) -> tuple[PyTree, PyTree]:
+    """`rule.apply` if `holds`; else the state bit for bit, and steps of 0.
+
+    `grads` has the structure of `params`, and at least one gradient.
+    """
+    named, structure = with_paths(params), jax.tree.structure(params)
+    given = gradients_by_path(named, grads)
+    state = skipping(state, [path for path in named if path not in given])
+    wide = jax.tree.map(widen, params)
+
+    def step() -> tuple[PyTree, Slots]:
+        new, steps = rule.apply(state, wide, grads, **context)
+        done = with_paths(steps)
+        zero = {path: jnp.zeros_like(widen(named[path])) for path in given}
+        return new, Slots({path: done.get(path, zero[path]) for path in given})
+
+    def stay() -> tuple[PyTree, Slots]:
+        zero = {path: jnp.zeros_like(widen(named[path])) for path in given}
+        return state, Slots(zero)
+
+    new, steps = lax.cond(holds, step, stay)
+    made = structure.unflatten([steps.get(path) for path in named])
+    return new, steps_like(params, made)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Guarded(Count):
+    """What `ApplyIf` keeps: `count`, the number of calls, and the state inside."""
+
+    inner: PyTree
+
+
+@rule
+class ApplyIf(Wrapper):
+    """A rule that acts only in those updates in which a condition holds.
+
+        steps = inner(g)  if condition(g, count, value=..., ...)  else 0
+
+    In the others no slot moves, and the state inside stays bit for bit.
+
+    Args:
+        inner: the rule.
+        condition: function of the gradients (a dict from path to array, in which those
+            that are None are missing) and the 0-based count of calls, and by keyword
+            of all that `update` is given beside; returns a bool, ().
+    State: `count`, calls so far, int32, (); `inner`.
+
+    >>> import optimjax as oj
+    >>> def small(grads, count, **context):
+    ...     return sum(jnp.sum(oj.abs_sq(g)) for g in grads.values()) < 100.0
+    >>> model = {"w": jnp.array([1.0, 1.0])}
+    >>> state = oj.setup(ApplyIf(oj.SGD(0.1), small), model)
+    >>> for g in (1.0, 50.0, 2.0):
+    ...     state, model = oj.update(state, model, {"w": jnp.array([g, 0.0])})
+    >>> model["w"]
+    Array([0.7, 1. ], dtype=float32)
+    """
+
+    condition: Callable[..., Any]
+
+    def init(self, params: PyTree) -> Guarded:
+        return Guarded(jnp.zeros((), jnp.int32), self.inner.init(params))
+
+    def apply(
+        self, state: Guarded, params: PyTree, grads: PyTree, **context: Any
+    ) -> tuple[Guarded, PyTree]:
+        grads = spread(params, grads)
+        if not jax.tree.leaves(grads):
+            return state, grads
+        holds = self.condition(with_paths(grads), state.count, **context)
+        inner, steps = stepped_if(
+            jnp.asarray(holds), self.inner, state.inner, params, grads, context
+        )
+        return Guarded(state.next().count, inner), steps
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Skipping(Count):
+    """What `SkipNonFinite` keeps. `count` is the number of steps taken.
+
+    Attributes:
+        inner: the state of the rule inside.
+        skipped: updates skipped so far, int32, ().
+        in_a_row: of those, the ones since the last good gradient, int32, ().
+        gave_up: whether there were too many in a row, bool, ().
+    """
+
+    inner: PyTree
+    skipped: Array
+    in_a_row: Array
+    gave_up: Array
+
+
+@rule
+class SkipNonFinite(Wrapper):
+    """A rule that ignores gradients in which a number is not finite.
+
+        steps = inner(g)  if all of g is finite and it has not given up  else 0
+
+    One bad number skips all slots: parameters, moments and counts stay bit for bit.
+    A NaN is never let through, however many there are.
+
+    Args:
+        inner: the rule.
+        give_up_after: this many bad gradients in a row, and nothing moves any more:
+            the parameters are still the last good ones, and `gave_up` in the state says
+            so. A compiled step cannot raise; a loop may look from time to time. By
+            default it never gives up.
+    State: `Skipping`.
+    Raises: ValueError if `give_up_after` is less than 1.
+
+    >>> import optimjax as oj
+    >>> model = {"w": jnp.array([1.0])}
+    >>> state = oj.setup(SkipNonFinite(oj.Adam(0.1)), model)
+    >>> for g in (1.0, jnp.nan, jnp.inf, 1.0):
+    ...     state, model = oj.update(state, model, {"w": jnp.array([g])})
+    ...     print(model["w"], state.inner.skipped, state.inner.in_a_row)
+    [0.9] 0 0
+    [0.9] 1 1
+    [0.9] 2 2
+    [0.8] 2 0
+    """
+
+    ranges: ClassVar = {"give_up_after": (1.0, math.inf, False)}
+
+    give_up_after: Hyper = math.inf
+
+    def init(self, params: PyTree) -> Skipping:
+        zero = jnp.zeros((), jnp.int32)
+        return Skipping(zero, self.inner.init(params), zero, zero, jnp.zeros((), bool))
+
+    def apply(
+        self, state: Skipping, params: PyTree, grads: PyTree, **context: Any
+    ) -> tuple[Skipping, PyTree]:
+        grads = spread(params, grads)
+        if not jax.tree.leaves(grads):
+            return state, grads
+        good = all_finite(grads)
+        taken = good & ~state.gave_up
+        inner, steps = stepped_if(
+            taken, self.inner, state.inner, params, grads, context
+        )
+        in_a_row = jnp.where(good, 0, state.in_a_row + 1)
+        limit = cast(self.at_count(state.count).give_up_after, jnp.float32)
+        new = Skipping(
+            jnp.where(taken, state.next().count, state.count),
+            inner,
+            state.skipped + cast(~taken, jnp.int32),
+            in_a_row,
+            state.gave_up | (cast(in_a_row, jnp.float32) >= limit),
+        )
+        return new, steps
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Scaled(Count):
+    """What `LossScaling` keeps. `count` is the number of steps taken.
+
+    Attributes:
+        inner: the state of the rule inside.
+        scale: what the loss has to be multiplied by, ().
+        good: steps taken since the scale last changed, int32, ().
+    """
+
+    inner: PyTree
+    scale: Array
+    good: Array
+
+
+@rule
+class LossScaling(Wrapper):
+    """A large loss for small gradients, which float16 would round to 0.
+
+        g     = (gradient of scale * loss) / scale
+        steps = inner(g)  if all of g is finite  else 0
+        scale <- scale * backoff                      if not finite
+        scale <- scale * growth                       after `period` good steps in a row
+
+    `make_step` multiplies the loss (and still returns the loss itself). In a step
+    written by hand, multiply it by `loss_scale(state)`. Gradients arrive in float32,
+    so that dividing loses nothing.
+
+    Args:
+        inner: the rule.
+        scale: the first scale, > 0.
+        growth: factor after a period without overflow, >= 1.
+        backoff: factor after an overflow, in (0, 1].
+        period: good steps before the scale grows, >= 1.
+    State: `Scaled`.
+    Raises: ValueError if a number is outside its range.
+    Source: Micikevicius et al. 2018, section 3.2, arXiv:1710.03740; defaults of torch's
+        GradScaler, but for a first scale that float16 can hold.
+
+    >>> import optimjax as oj
+    >>> def loss(model):  # of which the gradient, 2e-8, is 0 in float16
+    ...     return jnp.sum((model["w"] * 1e-4) ** 2)
+    >>> model = {"w": jnp.ones(2, jnp.float16)}
+    >>> state = oj.setup(LossScaling(oj.SGD(1e7)), model)
+    >>> state, model, value = oj.make_step(loss)(state, model)
+    >>> model["w"], state.inner.scale
+    (Array([0.8, 0.8], dtype=float16), Array(32768., dtype=float32))
+    """
+
+    ranges: ClassVar = {
+        "scale": (0.0, math.inf, False),
+        "growth": (1.0, math.inf, False),
+        "backoff": (0.0, 1.0, False),
+        "period": (1.0, math.inf, False),
+    }
+
+    scale: Hyper = 32768.0
+    growth: Hyper = 2.0
+    backoff: Hyper = 0.5
+    period: Hyper = 2000
+
+    def init(self, params: PyTree) -> Scaled:
+        zero = jnp.zeros((), jnp.int32)
+        scale = cast(self.at_count(0).scale, real_dtype())
+        return Scaled(zero, self.inner.init(params), scale, zero)
+
+    def apply(
+        self, state: Scaled, params: PyTree, grads: PyTree, **context: Any
+    ) -> tuple[Scaled, PyTree]:
+        grads = spread(params, jax.tree.map(widen, grads))
+        if not jax.tree.leaves(grads):
+            return state, grads
+        grads = jax.tree.map(lambda g: g / cast(state.scale, g.dtype), grads)
+        good = all_finite(grads)
+        inner, steps = stepped_if(good, self.inner, state.inner, params, grads, context)
+        now, scale = self.at_count(state.count), state.scale
+        run = jnp.where(good, state.good + 1, 0)
+        grown = cast(run, scale.dtype) >= cast(now.period, scale.dtype)
+        factor = jnp.where(good, jnp.where(grown, now.growth, 1), now.backoff)
+        scale = state.scale * cast(factor, scale.dtype)
+        kept = jnp.isfinite(scale) & (scale > 0)
+        new = Scaled(
+            jnp.where(good, state.next().count, state.count),
+            inner,
+            jnp.where(kept, scale, state.scale),
+            jnp.where(grown, 0, run),
+        )
+        return new, steps
+
+    def loss_scale(self, state: Scaled) -> Array:
+        return state.scale
