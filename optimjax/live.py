@@ -18,7 +18,7 @@ from optimjax.paths import Path, Where, nearest, selector
 from optimjax.rule import Rule
 from optimjax.state import State, as_state
 from optimjax.ties import Slot
-from optimjax.training import as_scalar
+from optimjax.training import as_data, as_scalar
 from optimjax.treewide import PyTree
 
 __all__ = ["adjust", "freeze", "thaw"]
@@ -199,6 +199,6 @@ def _filled(refill: Any, rule: Rule, place: Sharding | None) -> Any:
         return jnp.asarray(x) if swept else as_scalar(x, "adjust", rule)
 
     if is_schedule(new):
-        return jax.tree.map(lambda x: placed(scalar(x), place), new)
+        return as_data(new, "adjust", rule, place)
     shape = () if is_schedule(old) else np.shape(old)
     return placed(jnp.broadcast_to(scalar(new), shape), place)

@@ -15,6 +15,7 @@ from optimjax.arrays import (
     cast,
     cast_like,
     is_array,
+    is_inexact,
     is_traced,
     placed,
     placement,
@@ -22,6 +23,7 @@ from optimjax.arrays import (
     widen,
 )
 from optimjax.finding import TiesArg, find_ties
+from optimjax.hyper import is_schedule
 from optimjax.layout import NOT_THE_TREE, Layout, is_float0
 from optimjax.leaf import skipping
 from optimjax.nested import every_rule, walk
@@ -84,7 +86,9 @@ def setup(
         }
     )
     place = placement(params.values())
-    rule = jax.tree.map(lambda h: placed(as_scalar(h, "setup", rule), place), rule)
+    rule = jax.tree.map(
+        lambda hyper: as_data(hyper, "setup", rule, place), rule, is_leaf=is_schedule
+    )
     others = [*params.values(), *jax.tree.leaves(rule)]
     inner = rule.init(params)
     still = [
@@ -101,6 +105,18 @@ def _as_array(x: Any) -> Any:
     if not isinstance(x, jax.ShapeDtypeStruct):
         return x
     return jnp.zeros(x.shape, x.dtype, device=x.sharding)
+
+
+def as_data(hyper: Any, function: str, rule: Rule, place: Sharding | None) -> Any:
+    """A hyperparameter, or all that a schedule holds, in buffers of its own."""
+
+    def number(x: Any) -> Array:
+        whole = is_array(x) and not is_inexact(x)  # a table of steps, say
+        return placed(jnp.asarray(x, None if whole else real_dtype()), place)
+
+    if is_schedule(hyper):
+        return jax.tree.map(number, hyper)
+    return placed(as_scalar(hyper, function, rule), place)
 
 
 def as_scalar(hyper: Any, function: str, rule: Rule) -> Array:
