@@ -6,6 +6,7 @@ state, model = oj.update(state, model, grads)
 
 from optimjax import (
     arrays,
+    checkpoint,
     finding,
     flat,
     hyper,
@@ -27,6 +28,7 @@ from optimjax import (
 # Joined before the star imports: one of them brings a decorator called `rule`.
 __all__ = []
 __all__ += arrays.__all__
+__all__ += checkpoint.__all__
 __all__ += finding.__all__
 __all__ += flat.__all__
 __all__ += hyper.__all__
@@ -45,6 +47,7 @@ __all__ += transforms.__all__
 __all__ += treewide.__all__
 
 from optimjax.arrays import *
+from optimjax.checkpoint import *
 from optimjax.finding import *
 from optimjax.flat import *
 from optimjax.hyper import *

@@ -190,19 +190,30 @@ def update(
     >>> model["w"]
     Array([0., 2.], dtype=float32)
     """
+    state, layout, leaves, moved = move(state, model, grads, context)
+    return state, layout.scatter(moved, leaves)
+
+
+def move(
+    state: State, model: PyTree, grads: PyTree, context: dict[str, Any]
+) -> tuple[State, Layout, list[Any], Slots]:
+    """`update`, but for putting the model together.
+
+    Returns: the new state, the model's layout and leaves, and `{slot: new array}` of
+    the slots that are not frozen.
+    """
     ties = as_state(state, "update").ties.confirmed("update", model)
     state = dataclasses.replace(state, ties=ties)
     layout, leaves = state.ties.take_apart("update", model)
     check_shapes("update", ties, layout.gather(leaves))
-    grads = layout.accumulate(leaves, grads)
+    summed = layout.accumulate(leaves, grads)
     if "value_fn" in context:
         of_model = context["value_fn"]
         context["value_fn"] = lambda params: of_model(layout.scatter(params, leaves))
-    params = named_params(layout, leaves)
-    state, params = descend(state, params, grads, **context)
+    state, new = descend(state, named_params(layout, leaves), summed, **context)
     still = set(state.frozen)
-    moved = {path: x for path, x in params.items() if path not in still}
-    return state, layout.scatter(moved, leaves)
+    moved = Slots((path, x) for path, x in new.items() if path not in still)
+    return state, layout, leaves, moved
 
 
 def descend(

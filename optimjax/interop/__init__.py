@@ -1,0 +1,3 @@
+"""Other libraries: each module here imports one, and is imported only when used."""
+
+__all__ = []
