@@ -21,6 +21,7 @@ from optimjax import (
     step,
     ties,
     training,
+    transfer,
     transforms,
     treewide,
 )
@@ -43,6 +44,7 @@ __all__ += state.__all__
 __all__ += step.__all__
 __all__ += ties.__all__
 __all__ += training.__all__
+__all__ += transfer.__all__
 __all__ += transforms.__all__
 __all__ += treewide.__all__
 
@@ -62,5 +64,6 @@ from optimjax.state import *
 from optimjax.step import *
 from optimjax.ties import *
 from optimjax.training import *
+from optimjax.transfer import *
 from optimjax.transforms import *
 from optimjax.treewide import *
