@@ -62,7 +62,8 @@ def transfer(
     keeps what is kept for the numbers that both have, in the leading corner; that of
     the others is fresh. A slot that is new starts from nothing, at step 1. With another
     `rule` what is kept by the rules of the same class stays, so that a clip can be put
-    before an Adam in the middle of a run.
+    before an Adam, or AdamW in its place, in the middle of a run. A rule that has no
+    old one of its kind starts at count 0.
 
     Args:
         state: of the old model.
@@ -75,6 +76,7 @@ def transfer(
     Raises: ValueError for a path in `renamed` that does not exist, and for a new slot
         without a number.
 
+    >>> import jax.numpy as jnp
     >>> import optimjax as oj
     >>> old = {"embed": jnp.ones((3, 2)), "out": jnp.ones(2)}
     >>> state = oj.setup(oj.SGD(0.1, momentum=0.9), old)
@@ -243,7 +245,9 @@ def _moves(target: State, state: State) -> dict[tuple[str, ...], tuple[str, ...]
 
     before, moves = standing(state), {}
     for cls, at in standing(target):
-        match = next((pair for pair in before if pair[0] is cls), None)
+        # Of one class; or of one that derives from the other, as AdamW from Adam.
+        kin = [p for p in before if issubclass(p[0], cls) or issubclass(cls, p[0])]
+        match = next((pair for pair in kin if pair[0] is cls), kin[0] if kin else None)
         if match is not None:
             before.remove(match)
             moves[at] = match[1]
@@ -251,7 +255,7 @@ def _moves(target: State, state: State) -> dict[tuple[str, ...], tuple[str, ...]
 
 
 def _overlaid(fresh: Array, value: Array) -> Array:
-    """`value` in the place of `fresh`; where shapes differ, in the corner they share."""
+    """`value` in place of `fresh`; where shapes differ, in the corner they share."""
     if fresh.shape == value.shape:
         return cast_like(value, fresh)
     if fresh.ndim != value.ndim:
