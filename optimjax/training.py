@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Sharding
+from jax.sharding import AxisType, Sharding
 
 from optimjax.arrays import (
     buffer,
@@ -104,7 +104,14 @@ def setup(
 def _as_array(x: Any) -> Any:
     if not isinstance(x, jax.ShapeDtypeStruct):
         return x
-    return jnp.zeros(x.shape, x.dtype, device=x.sharding)
+    zeros = jnp.zeros(x.shape, x.dtype, device=x.sharding)
+    if not is_traced(zeros) or x.sharding is None:
+        return zeros
+    # Inside a jit without arguments `device=` alone is not obeyed.
+    axes = getattr(getattr(x.sharding, "mesh", None), "axis_types", ())
+    if AxisType.Explicit in axes:
+        return jax.sharding.reshard(zeros, x.sharding)
+    return jax.lax.with_sharding_constraint(zeros, x.sharding)
 
 
 def as_data(hyper: Any, function: str, rule: Rule, place: Sharding | None) -> Any:
