@@ -9,6 +9,7 @@ import numpy as np
 from optimjax.arrays import is_numeric
 from optimjax.layout import Layout
 from optimjax.paths import Path
+from optimjax.ties import Ties
 
 __all__ = []
 
@@ -18,12 +19,15 @@ class Frame:
     """What is static of a model in a step: its layout, and the leaves without arrays.
 
     Attributes:
+        ties: of the state, and its frozen slots: what is static of that.
         layout: where the slots are.
         trained, frozen: which slots, by their number.
         arrays: positions of the other arrays.
         constants: the leaves that are no arrays, by position.
     """
 
+    ties: Ties
+    still: tuple[Path, ...]
     layout: Layout
     trained: tuple[int, ...]
     frozen: tuple[int, ...]
@@ -39,10 +43,9 @@ class Frame:
         # 1, 1.0 and True are equal, but a loss may tell them apart.
         constants = tuple((i, type(x), _hashable(x)) for i, x in self.constants)
         return (
-            self.layout.names,
-            self.layout.positions,
+            self.ties,
+            self.still,
             self.layout.structure,
-            self.trained,
             self.arrays,
             constants,
         )
@@ -106,7 +109,9 @@ def _hashable(x: Any) -> Any:
     return x
 
 
-def framed(layout: Layout, leaves: list[Any], frozen: tuple[Path, ...]) -> Frame:
+def framed(
+    ties: Ties, layout: Layout, leaves: list[Any], frozen: tuple[Path, ...]
+) -> Frame:
     """The frame of this model: the one of the last call, if nothing in it changed."""
     last = layout.frames.get(frozen)
     if last is not None:
@@ -116,6 +121,8 @@ def framed(layout: Layout, leaves: list[Any], frozen: tuple[Path, ...]) -> Frame
     still = set(frozen)
     numbered = list(enumerate(layout.names))
     frame = Frame(
+        ties,
+        frozen,
         layout,
         tuple(i for i, name in numbered if name not in still),
         tuple(i for i, name in numbered if name in still),

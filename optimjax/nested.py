@@ -8,9 +8,9 @@ from typing import Any, Self
 import jax
 from jax import Array
 
-from optimjax.arrays import widen
+from optimjax.arrays import cast, widen
 from optimjax.leaf import LeafRule, LeafState
-from optimjax.paths import Path
+from optimjax.paths import Path, Slots
 from optimjax.rule import Part, Rule, is_rule, rule
 from optimjax.treewide import PyTree, spread, steps_like
 
@@ -65,6 +65,29 @@ class Chain(Rule):
             own, steps = inner.apply(own, wide, steps, **context)
             new.append(own)
         return tuple(new), steps_like(params, steps)
+
+    def descend(
+        self, state: Any, params: Slots, grads: Slots, **context: Any
+    ) -> tuple[Any, Slots]:
+        *before, last = self.rules
+        if not (isinstance(last, LeafRule) and last.fuses()):
+            return super().descend(state, params, grads, **context)
+        wide = Slots((path, widen(x)) for path, x in params.items())
+        steps, new, scale = grads, [], None
+        for i, (inner, own) in enumerate(zip(before, state, strict=False)):
+            at_last = i == len(before) - 1 and jax.tree.leaves(steps)
+            scaled = inner.factor(own, steps) if at_last else None
+            if scaled is None:
+                given = Slots(
+                    (path, None if g is None else cast(g, wide[path].dtype))
+                    for path, g in steps.items()
+                )
+                own, steps = inner.apply(own, wide, given, **context)
+            else:
+                own, scale = scaled
+            new.append(own)
+        own, params = last.descend(state[-1], params, steps, scale=scale, **context)
+        return (*new, own), params
 
     def parts(self, state: PyTree, slots: list[Path]) -> list[Part]:
         return [(r, s, slots) for r, s in zip(self.rules, state, strict=True)]

@@ -11,10 +11,7 @@ import numpy as np
 from jax import Array
 from jax.tree_util import GetAttrKey
 
-from optimjax.arrays import (
-    is_traced,
-    real_dtype,
-)
+from optimjax.arrays import cast, cast_like, is_traced, real_dtype, widen
 from optimjax.hyper import (
     HYPER,
     RANGES,
@@ -206,6 +203,36 @@ class Rule:
         self, state: PyTree, params: PyTree, grads: PyTree, **context: Any
     ) -> tuple[PyTree, PyTree]:
         raise NotImplementedError(f"{type(self).__name__} has no apply")
+
+    def descend(
+        self, state: PyTree, params: Slots, grads: Slots, **context: Any
+    ) -> tuple[PyTree, Slots]:
+        """`apply`, and its steps subtracted: the new state and parameters.
+
+        Args:
+            params: {path: array}, in the dtypes that are stored.
+            grads: {path: array, of any float dtype, or None}.
+        """
+        # Steps stay in the compute dtype until they are subtracted: one rounding, not
+        # two. Gradients come in it too, so no rule's state can take theirs.
+        wide = Slots((path, widen(x)) for path, x in params.items())
+        given = Slots(
+            (path, None if g is None else cast(g, wide[path].dtype))
+            for path, g in grads.items()
+        )
+        state, steps = self.apply(state, wide, given, **context)
+        new = Slots(params)
+        for path, step in steps.items():
+            if step is not None:
+                new[path] = cast_like(wide[path] - step, params[path])
+        return state, new
+
+    def factor(self, state: PyTree, grads: Slots) -> tuple[PyTree, Array] | None:
+        """The new state, and one number that makes steps of all gradients.
+
+        For a rule that does nothing else; None for all others.
+        """
+        return None
 
     def __post_init__(self) -> None:
         name = type(self).__name__

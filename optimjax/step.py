@@ -17,6 +17,7 @@ from optimjax.hyper import Hyper, canonical, check_range, evaluate
 from optimjax.layout import Layout
 from optimjax.paths import Path, Slots, complain
 from optimjax.reading import scale_of
+from optimjax.rule import Rule
 from optimjax.state import State, as_state
 from optimjax.training import check_shapes, descend
 
@@ -124,7 +125,7 @@ class Step(Generic[Model]):
         if ties is not state.ties:
             state = dataclasses.replace(state, ties=ties)
         layout, leaves = ties.take_apart("step", model)
-        frame = framed(layout, leaves, state.frozen)
+        frame = framed(ties, layout, leaves, state.frozen)
         arrays = layout.gather(leaves)
         params = tuple(arrays[i] for i in frame.trained)
         others = tuple(arrays[i] for i in frame.frozen)
@@ -133,15 +134,23 @@ class Step(Generic[Model]):
             params = self._givable(frame, params, (*others, *rest))
         whole = not any(map(is_traced, arrays[:1]))
         try:
-            state, params, out = compiled(
-                state, params, others, rest, batch, frame=frame, whole=whole, **static
+            # The rule's numbers stay what they are: neither donated nor given back.
+            inner, params, out = compiled(
+                state.inner,
+                params,
+                state.rule,
+                others,
+                rest,
+                batch,
+                frame=frame,
+                whole=whole,
+                **static,
             )
         except Exception as error:
             if "donated" in str(error) or "deleted" in str(error):
                 _explain_deleted(layout, leaves, state, batch, error)
             raise
-        if state.ties is not ties:  # equal, but not the object that has seen the model
-            state = dataclasses.replace(state, ties=ties)
+        state = State(state.rule, inner, ties, state.frozen)
         return state, frame.rebuild(params, leaves), out
 
     def _givable(
@@ -186,8 +195,9 @@ class Step(Generic[Model]):
     @cached_property
     def _many(self) -> Any:
         def steps(
-            state: State,
+            inner: Any,
             params: Any,
+            rule: Rule,
             others: Any,
             rest: Any,
             batches: Any,
@@ -197,14 +207,21 @@ class Step(Generic[Model]):
             length: int | None,
         ) -> Any:
             def body(carry: Any, batch: Any) -> Any:
-                state, params = carry
-                state, params, out = self._step(
-                    state, params, others, rest, batch, frame=frame, whole=whole
+                inner, params = carry
+                inner, params, out = self._step(
+                    inner,
+                    params,
+                    rule,
+                    others,
+                    rest,
+                    batch,
+                    frame=frame,
+                    whole=whole,
                 )
-                return (state, params), out
+                return (inner, params), out
 
-            (state, params), outs = jax.lax.scan(body, (state, params), batches, length)
-            return state, params, outs
+            carry, outs = jax.lax.scan(body, (inner, params), batches, length)
+            return *carry, outs
 
         return jax.jit(
             steps,
@@ -218,15 +235,18 @@ class Step(Generic[Model]):
 
     def _step(
         self,
-        state: State,
+        inner: Any,
         params: tuple[Array, ...],
+        rule: Rule,
         others: tuple[Array, ...],
         rest: tuple[Any, ...],
         batch: tuple[Any, ...],
         *,
         frame: Frame,
         whole: bool,
-    ) -> tuple[State, tuple[Array, ...], Any]:
+    ) -> tuple[Any, tuple[Array, ...], Any]:
+        state = State(rule, inner, frame.ties, frame.still)
+
         def objective(params: tuple[Array, ...]) -> Any:
             model = frame.build(params, others, rest)
             out = self.loss(model, *batch)
@@ -267,7 +287,7 @@ class Step(Generic[Model]):
 
         state, slots = descend(state, slots, summed, value=value, value_fn=value_fn)
         new = tuple(slots[names[i]] for i in frame.trained)
-        return state, new, (value, aux) if self.has_aux else value
+        return state.inner, new, (value, aux) if self.has_aux else value
 
 
 def _uphill(

@@ -12,7 +12,6 @@ from jax.sharding import AxisType, Sharding
 
 from optimjax.arrays import (
     buffer,
-    cast,
     cast_like,
     is_array,
     is_inexact,
@@ -20,7 +19,6 @@ from optimjax.arrays import (
     placed,
     placement,
     real_dtype,
-    widen,
 )
 from optimjax.finding import TiesArg, find_ties
 from optimjax.hyper import is_schedule
@@ -246,18 +244,8 @@ def descend(
             Slots({path: cast_like(x, params[path]) for path, x in slots.items()})
         )
     frozen = set(state.frozen)
-    # Steps stay in the compute dtype until they are subtracted: one rounding, not two.
-    wide = Slots({path: widen(x) for path, x in params.items()})
-    # Gradients of any float dtype come in it too, so no rule's state can take theirs.
-    grads = Slots(
-        (p, None if g is None or p in frozen else cast(g, wide[p].dtype))
-        for p, g in grads.items()
-    )
-    inner, steps = state.rule.apply(state.inner, wide, grads, **context)
-    new = Slots(params)
-    for path, step in steps.items():
-        if step is not None:
-            new[path] = cast_like(wide[path] - step, params[path])
+    moving = Slots((p, None if p in frozen else g) for p, g in grads.items())
+    inner, new = state.rule.descend(state.inner, params, moving, **context)
     return dataclasses.replace(state, inner=inner), new
 
 

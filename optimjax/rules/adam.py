@@ -8,6 +8,7 @@ from jax import Array
 
 from optimjax.arrays import abs_sq, zeros_like
 from optimjax.hyper import Hyper
+from optimjax.kernels.fused import Kernel
 from optimjax.leaf import LeafRule
 from optimjax.rule import Selection, rule
 from optimjax.treewide import PyTree
@@ -97,6 +98,14 @@ class Adam(LeafRule):
         root = jnp.sqrt(v_hat + self.eps_root)
         return Moments(m, v), self.learning_rate * m_hat / (root + self.eps)
 
+    def kernel(self):
+        return Kernel("adam", self._numbers, False)
+
+    def _numbers(self, t: Array) -> tuple[Any, ...]:
+        debias = 1 - self.b1**t, 1 - self.b2**t
+        decays = self.b1, self.b2
+        return (self.learning_rate, *decays, self.eps, self.eps_root, *debias, 0.0)
+
 
 @rule
 class AdamW(Decoupled, Adam):
@@ -126,6 +135,13 @@ class AdamW(Decoupled, Adam):
     >>> steps["w"].tolist(), steps["b"].tolist()
     ([0.1011, -0.1145], [-0.02477])
     """
+
+    def kernel(self):
+        return Kernel("adam", self._numbers, self.decay_where is not False)
+
+    def _numbers(self, t: Array) -> tuple[Any, ...]:
+        rate = self.learning_rate if self.couple else 1
+        return (*super()._numbers(t)[:-1], rate * self.weight_decay)
 
 
 class NesterovMoments(NamedTuple):

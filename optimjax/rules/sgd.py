@@ -1,21 +1,17 @@
 """Gradient descent: with momentum, averaging, noise or optimism."""
 
-import dataclasses
 import math
-import zlib
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
-from optimjax.arrays import cast, zeros_like
+from optimjax.arrays import zeros_like
 from optimjax.hyper import Hyper
-from optimjax.leaf import LeafRule, LeafState
-from optimjax.paths import Slots
+from optimjax.kernels.fused import Kernel
+from optimjax.leaf import LeafRule
+from optimjax.noise import Keyed
 from optimjax.rule import rule
-from optimjax.treewide import PyTree
 
 __all__ = ["ASGD", "SGD", "Momentum", "NoisySGD", "OptimisticGradientDescent"]
 
@@ -28,7 +24,7 @@ class Velocity(NamedTuple):
 class SGD(LeafRule):
     """Stochastic gradient descent, with classical or Nesterov momentum.
 
-        g    = (-g if maximize else g) + weight_decay * x
+        g    = (-g if maximize else g) + weight_decay * x      None: without
         v   <- momentum * v + (1 - dampening) * g      at t = 1: v <- g
         d    = g + momentum * v if nesterov else v     without momentum: d = g
         step = learning_rate * d
@@ -41,7 +37,8 @@ class SGD(LeafRule):
         momentum: decay of the velocity, in [0, 1); None for none, and no buffer.
         dampening: what is kept back of each gradient but the first, in [0, 1].
         nesterov: look ahead along the velocity.
-        weight_decay: L2 penalty added to the gradient, >= 0.
+        weight_decay: L2 penalty added to the gradient, >= 0; None for none, which saves
+            a look at the parameter.
         maximize: ascend.
     State: `v`, shape of the parameter, with momentum; else nothing.
     Raises: ValueError if a number is outside its range, or for `nesterov` without
@@ -61,7 +58,7 @@ class SGD(LeafRule):
     momentum: Hyper | None = None
     dampening: Hyper = 0.0
     nesterov: bool = False
-    weight_decay: Hyper = 0.0
+    weight_decay: Hyper | None = None
     maximize: bool = False
 
     def __post_init__(self):
@@ -73,12 +70,25 @@ class SGD(LeafRule):
         return None if self.momentum is None else Velocity(zeros_like(x))
 
     def apply_leaf(self, state, x, g, t):
-        g = (-g if self.maximize else g) + self.weight_decay * x
+        g = -g if self.maximize else g
+        if self.weight_decay is not None:
+            g = g + self.weight_decay * x
         if self.momentum is None:
             return None, self.learning_rate * g
         v = jnp.where(t == 1, g, self.momentum * state.v + (1 - self.dampening) * g)
         d = g + self.momentum * v if self.nesterov else v
         return Velocity(v), self.learning_rate * d
+
+    def kernel(self):
+        if self.momentum is None or self.maximize:  # one loop for XLA, too; or rare
+            return None
+        return Kernel("momentum", self._numbers, self.nesterov)
+
+    def _numbers(self, t: Array) -> tuple[Any, ...]:
+        mu: Any = self.momentum
+        decay = 0.0 if self.weight_decay is None else self.weight_decay
+        kept, taken = jnp.where(t == 1, 0, mu), jnp.where(t == 1, 1, 1 - self.dampening)
+        return self.learning_rate, mu, kept, taken, decay
 
 
 @rule
@@ -180,12 +190,8 @@ class ASGD(LeafRule):
         return Averaged(average), step
 
 
-class Keyed(NamedTuple):
-    key: Array
-
-
 @rule
-class NoisySGD(LeafRule):
+class NoisySGD(Keyed):
     """Gradient descent with Gaussian noise, of a variance that falls.
 
         n    ~ Normal(0, eta / t^gamma)
@@ -221,28 +227,9 @@ class NoisySGD(LeafRule):
     gamma: Hyper = 0.55
     seed: int = 0
 
-    def init(self, params: PyTree) -> LeafState:
-        """As of every `LeafRule`; here, because the key needs the slot's path."""
-        state = super().init(params)
-        root = jax.random.key(self.seed, impl="threefry2x32")
-
-        def start(path: str) -> Keyed:
-            name = np.uint32(zlib.crc32(path.encode()))
-            return Keyed(jax.random.key_data(jax.random.fold_in(root, name)))
-
-        slots = Slots({path: start(path) for path in state.slots})
-        return dataclasses.replace(state, slots=slots)
-
-    def init_leaf(self, x):
-        return None
-
     def apply_leaf(self, state, x, g, t):
-        key = jax.random.wrap_key_data(state.key, impl="threefry2x32")
-        key, here = jax.random.split(key)
-        # Drawn in float32 always: float64 would be other numbers, not more digits.
-        unit = cast(jax.random.normal(here, x.shape, jnp.float32), x.dtype)
-        noise = jnp.sqrt(self.eta / t**self.gamma) * unit
-        return Keyed(jax.random.key_data(key)), self.learning_rate * (g + noise)
+        state, n = self.noise(state, x, t)
+        return state, self.learning_rate * (g + n)
 
 
 class Previous(NamedTuple):

@@ -1,13 +1,14 @@
 """Rules whose step looks at the sign of a gradient, not at its size."""
 
 import math
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import zeros_like
 from optimjax.hyper import Hyper
+from optimjax.kernels.fused import Kernel
 from optimjax.leaf import LeafRule
 from optimjax.rule import Selection, rule
 
@@ -125,6 +126,13 @@ class Lion(LeafRule):
         if self.decay_where:
             d = d + self.weight_decay * x
         return Moment(m), self.learning_rate * d
+
+    def kernel(self):
+        return Kernel("lion", self._numbers, self.decay_where is not False)
+
+    def _numbers(self, t: Array) -> tuple[Any, ...]:
+        decay = self.learning_rate * self.weight_decay
+        return self.learning_rate, self.b1, self.b2, decay
 
 
 class Resilient(NamedTuple):

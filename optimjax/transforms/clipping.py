@@ -1,17 +1,28 @@
 """Keeping gradients small."""
 
+import math
 from functools import reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jax import Array, lax
 
 from optimjax.arrays import abs_sq, cast, total, widen, wider
 from optimjax.hyper import Hyper
+from optimjax.leaf import LeafRule
 from optimjax.rule import Rule, rule
 from optimjax.treewide import Count, PyTree, spread, steps_like
 
-__all__ = ["ClipByGlobalNorm"]
+__all__ = [
+    "AdaptiveClip",
+    "ClipByBlockRMS",
+    "ClipByGlobalNorm",
+    "ClipByNorm",
+    "ClipByValue",
+]
+
+NOT_NEGATIVE = (0.0, math.inf, False)
 
 
 @rule
@@ -48,15 +59,233 @@ class ClipByGlobalNorm(Rule):
         self, state: Count, params: PyTree, grads: PyTree, **context: Any
     ) -> tuple[Count, PyTree]:
         grads = jax.tree.map(widen, spread(params, grads))
-        squares = [total(abs_sq(g)) for g in jax.tree.leaves(grads)]
-        if not squares:  # no update took place, so nothing is counted
+        if not jax.tree.leaves(grads):  # no update took place, so nothing is counted
             return state, grads
+        state, scale = self.factor(state, grads)
+        steps = jax.tree.map(lambda g: g * cast(scale, g.real.dtype), grads)
+        return state, steps_like(params, steps)
+
+    def factor(self, state: Count, grads: PyTree) -> tuple[Count, Array]:
+        squares = [total(abs_sq(widen(g))) for g in jax.tree.leaves(grads)]
         dtype = reduce(wider, [square.dtype for square in squares])
         whole = sum((square.astype(dtype) for square in squares), jnp.zeros((), dtype))
         limit = cast(self.at_count(state.count).max_norm, dtype)
         # The root of 0 has no derivative. And `whole` is used once: XLA on CPU copies a
         # scalar with two uses, all its sums included, into the kernel of every slot.
         length = jnp.sqrt(jnp.maximum(whole, jnp.finfo(dtype).tiny))
-        scale = jnp.minimum(limit / length, 1)
-        steps = jax.tree.map(lambda g: g * cast(scale, g.dtype), grads)
-        return state.next(), steps_like(params, steps)
+        return state.next(), jnp.minimum(limit / length, 1)
+
+
+def root(square: Array) -> Array:
+    """The square root; at 0 its derivative is 0, not NaN."""
+    return jnp.where(square == 0, 0, jnp.sqrt(jnp.where(square == 0, 1, square)))
+
+
+def rms(x: Array) -> Array:
+    """Root of the mean of |x|^2 over a whole array, real; 0 if it is empty."""
+    part = jnp.sum(abs_sq(x))
+    size = total(jnp.full_like(part, max(x.size, 1)))  # of the parts in a shard_map
+    return root(total(abs_sq(x)) / size)
+
+
+def shortening(norm: Array, limit: Array) -> Array:
+    """min(1, limit / norm); 1 where the norm is 0, NaN where it is NaN."""
+    short = norm <= limit
+    return jnp.where(short, 1, limit / jnp.where(short, 1, norm))
+
+
+def largest(x: Array) -> Array:
+    """The maximum of a whole array of numbers >= 0, also inside of a `shard_map`."""
+    part = jnp.max(x, initial=0)
+    aval = jax.typeof(part)
+    manual = getattr(aval, "manual_axis_type", None)  # as in `total`
+    axes = getattr(aval, "vma", ()) if manual is None else manual.varying
+    return lax.pmax(part, tuple(sorted(axes))) if axes else part
+
+
+def p_norm(x: Array, p: int | float) -> Array:
+    """(sum |x|^p)^(1/p) of a whole array, real."""
+    if p == 2:
+        return root(total(abs_sq(x)))
+    if p == 0:
+        return total((x != 0).astype(x.real.dtype))
+    size = jnp.abs(x)
+    most = largest(size)
+    if p == math.inf:
+        return most
+    # As shares of the largest, whose powers neither overflow nor all vanish. A number
+    # that is 0 stays out of the power, which for p < 1 has no derivative there.
+    usual = (most > 0) & (most < jnp.inf)
+    share = size / jnp.where(usual, most, 1)
+    powers = jnp.where(share > 0, jnp.where(share > 0, share, 1) ** p, 0)
+    whole = jnp.where(usual, total(powers), 1)
+    return most * whole ** (1 / p)
+
+
+def axes_beside(
+    owner: str, x: Array, output_axes: int | tuple[int, ...]
+) -> tuple[int, ...]:
+    """All axes of `x` but `output_axes`, which may be counted from the end."""
+    kept = (output_axes,) if isinstance(output_axes, int) else output_axes
+    absent = [axis for axis in kept if not -x.ndim <= axis < x.ndim]
+    if absent:
+        raise ValueError(
+            f"{owner}: output_axes has {absent[0]}, expected an axis of an array of "
+            f"shape {x.shape}. Use Masked to leave such arrays out."
+        )
+    counted = {axis % x.ndim for axis in kept}
+    return tuple(axis for axis in range(x.ndim) if axis not in counted)
+
+
+@rule
+class ClipByValue(LeafRule):
+    """Every number of the gradient cut off at the same size.
+
+        step = min(max(g, -max_value), max_value)
+
+    It turns the gradient, which the other ways of clipping do not. NaN stays NaN.
+
+    Args:
+        max_value: the largest that a number may be, in the gradient's unit, >= 0.
+    State: nothing.
+    Raises: ValueError if `max_value` is negative; TypeError for a complex parameter.
+
+    >>> x = {"w": jnp.array([1.0, -2.0, 3.0])}
+    >>> clip = ClipByValue(0.7)
+    >>> _, steps = clip.apply(clip.init(x), x, {"w": jnp.array([0.5, -3.0, 2.0])})
+    >>> steps["w"].tolist()
+    [0.5, -0.7, 0.7]
+    """
+
+    complex_ok = False
+    ranges: ClassVar = {"max_value": NOT_NEGATIVE}
+
+    max_value: Hyper = 1.0
+
+    def init_leaf(self, x):
+        return None
+
+    def apply_leaf(self, state, x, g, t):
+        return None, jnp.clip(g, -self.max_value, self.max_value)
+
+
+@rule
+class ClipByNorm(LeafRule):
+    """The gradient of each array scaled down, so that it is not too long.
+
+        norm = (sum of |g|^p)^(1/p)          p = inf: max |g|; p = 0: how many are not 0
+        step = g * min(1, max_norm / norm)
+
+    where the sum is over the whole array. A gradient of zeros stays. A NaN makes its
+    array's steps NaN; an infinite number makes the array's others 0 and its own NaN.
+
+    Args:
+        max_norm: the longest that an array's gradient may be, in its unit, >= 0.
+        p: which norm, >= 0; `math.inf` for the largest number.
+    State: nothing.
+    Raises: ValueError if a number is outside its range.
+
+    >>> x = {"w": jnp.array([1.0, -2.0]), "b": jnp.array([3.0])}
+    >>> clip = ClipByNorm(2.0, p=3)
+    >>> grads = {"w": jnp.array([1.5, -2.5]), "b": jnp.array([1.0])}
+    >>> _, steps = clip.apply(clip.init(x), x, grads)
+    >>> steps["w"].tolist(), steps["b"].tolist()
+    ([1.12, -1.86], [1.0])
+    """
+
+    max_norm: Hyper = 1.0
+    p: int | float = 2
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.p >= 0:
+            raise ValueError(f"ClipByNorm: p is {self.p}, expected >= 0.")
+
+    def init_leaf(self, x):
+        return None
+
+    def apply_leaf(self, state, x, g, t):
+        return None, g * shortening(p_norm(g, self.p), self.max_norm)
+
+
+@rule
+class ClipByBlockRMS(LeafRule):
+    """The gradient of each array scaled down, so that its numbers are not too large.
+
+        rms  = sqrt(mean of |g|^2)
+        step = g * min(1, max_rms / rms)
+
+    where the mean is over the whole array: as `ClipByNorm`, but the limit does not
+    depend on how many numbers there are.
+
+    Args:
+        max_rms: the largest root mean square, in the gradient's unit, >= 0.
+    State: nothing.
+    Raises: ValueError if `max_rms` is negative.
+    Source: Shazeer and Stern 2018, section 6, arXiv:1804.04235.
+
+    >>> x = {"w": jnp.array([1.0, -2.0]), "b": jnp.array([3.0])}
+    >>> clip = ClipByBlockRMS(2.0)
+    >>> grads = {"w": jnp.array([1.5, -3.5]), "b": jnp.array([1.0])}
+    >>> _, steps = clip.apply(clip.init(x), x, grads)
+    >>> steps["w"].tolist(), steps["b"].tolist()
+    ([1.11, -2.59], [1.0])
+    """
+
+    ranges: ClassVar = {"max_rms": NOT_NEGATIVE}
+
+    max_rms: Hyper = 1.0
+
+    def init_leaf(self, x):
+        return None
+
+    def apply_leaf(self, state, x, g, t):
+        return None, g * shortening(rms(g), self.max_rms)
+
+
+@rule
+class AdaptiveClip(LeafRule):
+    """The gradient of each unit at most a share of the unit's weights in length.
+
+        limit = clipping * max(|x|, eps)
+        step  = g * min(1, limit / |g|)
+
+    where |.| is a norm for each unit: over all axes but `output_axes`. An array of one
+    axis or none is one unit. (Inside a `shard_map`, an axis that is summed over has to
+    be whole on each device.)
+
+    Args:
+        clipping: the longest that a gradient may be, as a share of the weights, >= 0.
+        eps: the least that the weights count, in their unit, >= 0: zeros can grow.
+        output_axes: the axes that number the units: the last in (..., in, out) kernels.
+    State: nothing.
+    Raises: ValueError if a number is outside its range, or for an array of two or more
+        axes that has not these.
+    Source: Brock et al. 2021, section 4.1, arXiv:2102.06171.
+
+    >>> x = {"w": jnp.array([[0.75, 2.0], [1.0, 0.5]])}
+    >>> clip = AdaptiveClip(0.2)
+    >>> grads = {"w": jnp.array([[-1.0, 0.125], [2.0, 0.25]])}
+    >>> _, steps = clip.apply(clip.init(x), x, grads)
+    >>> steps["w"].tolist()
+    [[-0.1118, 0.125], [0.2236, 0.250]]
+    """
+
+    ranges: ClassVar = {"clipping": NOT_NEGATIVE}
+
+    clipping: Hyper = 0.01
+    eps: Hyper = 1e-3
+    output_axes: int | tuple[int, ...] = -1
+
+    def init_leaf(self, x):
+        return None
+
+    def apply_leaf(self, state, x, g, t):
+        limit = self.clipping * jnp.maximum(self._norms(x), self.eps)
+        return None, g * shortening(self._norms(g), limit)
+
+    def _norms(self, x: Array) -> Array:
+        if x.ndim < 2:
+            return root(total(abs_sq(x)))
+        summed = axes_beside("AdaptiveClip", x, self.output_axes)
+        return root(jnp.sum(abs_sq(x), summed, keepdims=True))
