@@ -76,24 +76,8 @@ def test_steps_are_those_of_xla(rule, dtypes, rng):
     close(model, expected[1], *((2e-5, 2e-6) if dtypes == "ff" else (8e-3, 1e-3)))
 
 
-EXTREMES = np.array(
-    [
-        0.0,
-        -0.0,
-        1e-45,
-        -1e-40,
-        1e-38,
-        1e-20,
-        1.0,
-        -30000.0,
-        1e18,
-        3e38,
-        np.inf,
-        -np.inf,
-        np.nan,
-    ],
-    np.float32,
-)
+FINITE = (0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e-20, 1.0, -3e4, 1e18, 3e38)
+EXTREMES = np.array([*FINITE, np.inf, -np.inf, np.nan], np.float32)
 
 
 @pytest.mark.parametrize("rule", RULES[:6], ids=repr)
