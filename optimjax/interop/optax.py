@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -56,7 +57,7 @@ def to_optax(
         # optax's partition gives a group nothing but placeholders, if it is empty.
         if not any(is_inexact(x) for x in jax.tree.leaves(params)):
             return optax.EmptyState()
-        return setup(rule, params, ties=ties, trainable=trainable)
+        return setup(rule, _arrays(params), ties=ties, trainable=trainable)
 
     def update(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
@@ -68,7 +69,9 @@ def to_optax(
                 "to_optax: update was called without params, expected "
                 "tx.update(grads, opt_state, params)."
             )
-        state, layout, leaves, moved = move(state, params, updates, extra)
+        state, layout, leaves, moved = move(
+            state, _arrays(params), _arrays(updates), extra
+        )
         new = jax.tree.leaves(layout.scatter(moved, leaves))
         made = [
             y - x if i in layout.trained else jnp.zeros_like(x)
@@ -77,6 +80,13 @@ def to_optax(
         return layout.structure.unflatten(made), state
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _arrays(tree: PyTree) -> PyTree:
+    """`tree` with arrays for Flax's Variables: `nnx.Optimizer` gives `init` the ones
+    and `update` the others, and paths should not tell them apart."""
+    nnx = sys.modules.get("flax.nnx")
+    return tree if nnx is None else nnx.pure(tree)
 
 
 @jax.tree_util.register_dataclass
@@ -235,7 +245,8 @@ def state_to_optax(state: State, model: PyTree, opt_state: PyTree) -> PyTree:
 def state_from_optax(state: State, opt_state: PyTree) -> State:
     """`state`, going on where an optax state is; `state_to_optax` the other way.
 
-    Of the places of a tied array, which optax keeps apart, the first counts.
+    Of the places of a tied array, which optax keeps apart, the first counts. Where
+    optax counts no updates (SGD without a schedule) the count becomes 1.
 
     Args:
         state: from `setup`, for the same rule and a model with the same paths.
@@ -259,7 +270,8 @@ def state_from_optax(state: State, opt_state: PyTree) -> State:
                 else:
                     field = f"{type(node).__name__}.{name}"
                     theirs.setdefault(field, {}).update(with_paths(value))
-    count = counts[0] if counts else None
+    # optax's sgd counts nothing, but our first step would take its velocity for empty.
+    count = counts[0] if counts else 1
     new: dict[int, LeafState] = {}
     for told, kept in _told(state, "state_from_optax"):
         slots = Slots(kept.slots)
@@ -274,7 +286,7 @@ def state_from_optax(state: State, opt_state: PyTree) -> State:
 
     def counted(node: Any) -> Any:
         node = new.get(id(node), node)
-        if count is None or not isinstance(node, Count):
+        if not isinstance(node, Count):
             return node
         return dataclasses.replace(node, count=jnp.asarray(count, jnp.int32))
 

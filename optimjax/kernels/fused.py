@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -129,7 +129,7 @@ def _jitted(structure: Any, reference: Any) -> Any:
 
 @update_p.def_impl
 def _eager(*leaves: Any, structure: Any, reference: Any) -> list[Any]:
-    if jax.config.read("jax_disable_jit"):
+    if cast(Any, jax.config).jax_disable_jit:
         return _plain(*leaves, structure=structure, reference=reference)
     return _jitted(structure, reference)(*leaves)
 
