@@ -86,7 +86,9 @@ def _arrays(tree: PyTree) -> PyTree:
     """`tree` with arrays for Flax's Variables: `nnx.Optimizer` gives `init` the ones
     and `update` the others, and paths should not tell them apart."""
     nnx = sys.modules.get("flax.nnx")
-    return tree if nnx is None else nnx.pure(tree)
+    if nnx is None:
+        return tree
+    return (getattr(nnx, "as_pure", None) or nnx.pure)(tree)  # its new name, its old
 
 
 @jax.tree_util.register_dataclass
