@@ -16,6 +16,7 @@ from optimjax import (
     reading,
     rule,
     rules,
+    schedules,
     show,
     state,
     step,

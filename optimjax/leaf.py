@@ -265,7 +265,7 @@ def _descend_leaf(
 ) -> tuple[Array, PyTree]:
     wide = widen(x)
     g = cast(g, wide.dtype)
-    g = g if scale is None else g * cast(scale, wide.real.dtype)
+    g = g if scale is None else g * cast(scale, wide.dtype)
     state, step = _apply_leaf(rule, state, wide, (g,), t)
     return cast_like(wide - step, x), state
 

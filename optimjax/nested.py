@@ -76,7 +76,7 @@ class Chain(Rule):
         steps, new, scale = grads, [], None
         for i, (inner, own) in enumerate(zip(before, state, strict=False)):
             at_last = i == len(before) - 1 and jax.tree.leaves(steps)
-            scaled = inner.factor(own, steps) if at_last else None
+            scaled = inner.one_factor(own, steps) if at_last else None
             if scaled is None:
                 given = Slots(
                     (path, None if g is None else cast(g, wide[path].dtype))

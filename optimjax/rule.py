@@ -227,7 +227,7 @@ class Rule:
                 new[path] = cast_like(wide[path] - step, params[path])
         return state, new
 
-    def factor(self, state: PyTree, grads: Slots) -> tuple[PyTree, Array] | None:
+    def one_factor(self, state: PyTree, grads: Slots) -> tuple[PyTree, Array] | None:
         """The new state, and one number that makes steps of all gradients.
 
         For a rule that does nothing else; None for all others.

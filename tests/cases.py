@@ -8,6 +8,7 @@ alone, which is many times as fast. A rule that holds rules has its instances in
 """
 
 import inspect
+import math
 
 import optimjax as oj
 from optimjax import rules, transforms
@@ -98,6 +99,8 @@ SETTINGS = {
     # Some of the gradients are longer than the first, some shorter.
     "ClipByGlobalNorm": [{"max_norm": 2.5}, {"max_norm": 0.4}],
 }
+
+ON_MATRICES = {"where": lambda path, x: x.ndim == 2}
 
 VARIANTS = {
     "Momentum": [
@@ -285,8 +288,25 @@ VARIANTS = {
         {"learning_rate": 0.7, "memory": 2},
         {"learning_rate": 0.11, "memory": 2, "keep_negative": True},
     ],
+    "ClipByValue": [{"max_value": 0.6}],
+    "ClipByNorm": [{"max_norm": 0.7, "p": 0.6}, {"max_norm": 0.3, "p": math.inf}],
+    "ClipByBlockRMS": [{"max_rms": 0.6}],
+    "AdaptiveClip": [{"clipping": 0.3, "eps": 1.7, "output_axes": -2}],
+    "SignDecay": [{"weight_decay": 0.17, **ON_MATRICES}],
+    "CautiousWeightDecay": [{"weight_decay": 0.17, **ON_MATRICES}],
+    "Scale": [{"factor": -0.3}],
+    "Centralize": [{"output_axes": -2}],
+    "Normalize": [{"norm": 0.7, "eps": 0.3}],
+    "AddNoise": [{"gamma": 0.3}],
+    "TrustRatio": [{"coefficient": 0.3, "min_norm": 2.7, "eps": 0.2}],
+    "ScaleByParamNorm": [{"min_norm": 2.7}],
+    "ScaleByParamRMS": [{"min_rms": 0.9}],
+    "Smooth": [{"decay": 0.7, "debias": False}],
+    "NonNegative": [ON_MATRICES],
+    "Box": [{"lower": -0.3, "upper": 0.6}, {"lower": 0.2, "upper": 0.7, **ON_MATRICES}],
+    "Simplex": [{"scale": 1.7}, {"scale": 0.6, "axis": -2, **ON_MATRICES}],
+    "L2Ball": [{"radius": 1.3}, {"radius": 0.7, "axis": -2, **ON_MATRICES}],
 }
-
 
 
 def wide_awake(grads, count, **context):

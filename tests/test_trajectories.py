@@ -192,7 +192,12 @@ def test_a_rule_that_cannot_be_built_fails():
 
 
 # Hyperparameters that no oracle can see: of noise, of a line search, of an average.
-UNSEEN = {"NoisySGD": {"eta", "gamma"}, "LBFGS": {"c1", "c2"}, "ASGD": {"t0"}}
+UNSEEN = {
+    "NoisySGD": {"eta", "gamma"},
+    "AddNoise": {"eta", "gamma"},
+    "LBFGS": {"c1", "c2"},
+    "ASGD": {"t0"},
+}
 
 
 @pytest.mark.parametrize("cls", arithmetic_rules(), ids=lambda cls: cls.__name__)

@@ -9,8 +9,11 @@ from optimjax.transforms import (
     guarding,
     monitor,
     partition,
+    plateau,
     precision,
+    projections,
     schedule_free,
+    shaping,
 )
 from optimjax.transforms.accumulation import *
 from optimjax.transforms.averaging import *
@@ -20,8 +23,11 @@ from optimjax.transforms.decay import *
 from optimjax.transforms.guarding import *
 from optimjax.transforms.monitor import *
 from optimjax.transforms.partition import *
+from optimjax.transforms.plateau import *
 from optimjax.transforms.precision import *
+from optimjax.transforms.projections import *
 from optimjax.transforms.schedule_free import *
+from optimjax.transforms.shaping import *
 
 __all__ = []
 __all__ += accumulation.__all__
@@ -32,5 +38,8 @@ __all__ += decay.__all__
 __all__ += guarding.__all__
 __all__ += monitor.__all__
 __all__ += partition.__all__
+__all__ += plateau.__all__
 __all__ += precision.__all__
+__all__ += projections.__all__
 __all__ += schedule_free.__all__
+__all__ += shaping.__all__

@@ -61,11 +61,11 @@ class ClipByGlobalNorm(Rule):
         grads = jax.tree.map(widen, spread(params, grads))
         if not jax.tree.leaves(grads):  # no update took place, so nothing is counted
             return state, grads
-        state, scale = self.factor(state, grads)
-        steps = jax.tree.map(lambda g: g * cast(scale, g.real.dtype), grads)
+        state, scale = self.one_factor(state, grads)
+        steps = jax.tree.map(lambda g: g * cast(scale, g.dtype), grads)
         return state, steps_like(params, steps)
 
-    def factor(self, state: Count, grads: PyTree) -> tuple[Count, Array]:
+    def one_factor(self, state: Count, grads: PyTree) -> tuple[Count, Array]:
         squares = [total(abs_sq(widen(g))) for g in jax.tree.leaves(grads)]
         dtype = reduce(wider, [square.dtype for square in squares])
         whole = sum((square.astype(dtype) for square in squares), jnp.zeros((), dtype))
@@ -122,19 +122,28 @@ def p_norm(x: Array, p: int | float) -> Array:
     return most * whole ** (1 / p)
 
 
-def axes_beside(
-    owner: str, x: Array, output_axes: int | tuple[int, ...]
+def present(
+    owner: str, name: str, x: Array, axes: int | tuple[int, ...]
 ) -> tuple[int, ...]:
-    """All axes of `x` but `output_axes`, which may be counted from the end."""
-    kept = (output_axes,) if isinstance(output_axes, int) else output_axes
-    absent = [axis for axis in kept if not -x.ndim <= axis < x.ndim]
+    """`axes` of `x`, counted from the first. Raises: ValueError if it has not one."""
+    wanted = (axes,) if isinstance(axes, int) else axes
+    absent = [axis for axis in wanted if not -x.ndim <= axis < x.ndim]
     if absent:
         raise ValueError(
-            f"{owner}: output_axes has {absent[0]}, expected an axis of an array of "
-            f"shape {x.shape}. Use Masked to leave such arrays out."
+            f"{owner}: {name} has {absent[0]}, expected an axis of an array of shape "
+            f"{x.shape}. Leave such arrays out, by `where` or by Masked."
         )
-    counted = {axis % x.ndim for axis in kept}
-    return tuple(axis for axis in range(x.ndim) if axis not in counted)
+    return tuple(axis % x.ndim for axis in wanted)
+
+
+def axes_beside(
+    owner: str, x: Array, output_axes: int | tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """All axes but `output_axes`; None if there is one or none, so no units."""
+    if x.ndim < 2:
+        return None
+    kept = present(owner, "output_axes", x, output_axes)
+    return tuple(axis for axis in range(x.ndim) if axis not in kept)
 
 
 @rule
@@ -149,6 +158,7 @@ class ClipByValue(LeafRule):
         max_value: the largest that a number may be, in the gradient's unit, >= 0.
     State: nothing.
     Raises: ValueError if `max_value` is negative; TypeError for a complex parameter.
+    Source: Mikolov 2012, "Statistical language models based on neural networks".
 
     >>> x = {"w": jnp.array([1.0, -2.0, 3.0])}
     >>> clip = ClipByValue(0.7)
@@ -184,13 +194,14 @@ class ClipByNorm(LeafRule):
         p: which norm, >= 0; `math.inf` for the largest number.
     State: nothing.
     Raises: ValueError if a number is outside its range.
+    Source: Pascanu et al. 2013, Algorithm 1, arXiv:1211.5063, for each array alone.
 
     >>> x = {"w": jnp.array([1.0, -2.0]), "b": jnp.array([3.0])}
     >>> clip = ClipByNorm(2.0, p=3)
     >>> grads = {"w": jnp.array([1.5, -2.5]), "b": jnp.array([1.0])}
     >>> _, steps = clip.apply(clip.init(x), x, grads)
     >>> steps["w"].tolist(), steps["b"].tolist()
-    ([1.12, -1.86], [1.0])
+    ([1.12427, -1.87378], [1.0])
     """
 
     max_norm: Hyper = 1.0
@@ -261,7 +272,7 @@ class AdaptiveClip(LeafRule):
     State: nothing.
     Raises: ValueError if a number is outside its range, or for an array of two or more
         axes that has not these.
-    Source: Brock et al. 2021, section 4.1, arXiv:2102.06171.
+    Source: Brock et al. 2021, section 4, arXiv:2102.06171.
 
     >>> x = {"w": jnp.array([[0.75, 2.0], [1.0, 0.5]])}
     >>> clip = AdaptiveClip(0.2)
@@ -278,14 +289,14 @@ class AdaptiveClip(LeafRule):
     output_axes: int | tuple[int, ...] = -1
 
     def init_leaf(self, x):
-        return None
+        axes_beside("AdaptiveClip", x, self.output_axes)  # complain at once
 
     def apply_leaf(self, state, x, g, t):
         limit = self.clipping * jnp.maximum(self._norms(x), self.eps)
         return None, g * shortening(self._norms(g), limit)
 
     def _norms(self, x: Array) -> Array:
-        if x.ndim < 2:
-            return root(total(abs_sq(x)))
         summed = axes_beside("AdaptiveClip", x, self.output_axes)
+        if summed is None:
+            return root(total(abs_sq(x)))
         return root(jnp.sum(abs_sq(x), summed, keepdims=True))

@@ -13,18 +13,20 @@ magnitude: one complex entry is one quantity with one scale.
 
 from collections.abc import Callable
 
-from oracles import adam, adaptive, descent, layerwise, trees
+from oracles import adam, adaptive, descent, layerwise, transforms, trees
 
 ORACLES: dict[str, Callable] = {
     **adam.ORACLES,
     **adaptive.ORACLES,
     **descent.ORACLES,
     **layerwise.ORACLES,
+    **transforms.ORACLES,
     **trees.ORACLES,
 }
 
 # Arguments without which an oracle cannot know the step: no noise, no line search.
 FORETOLD: dict[str, dict] = {
     "NoisySGD": {"eta": 0.0},
+    "AddNoise": {"eta": 0.0},
     "LBFGS": {"line_search": None},
 }

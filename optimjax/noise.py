@@ -1,0 +1,65 @@
+"""A random generator for each slot, and the noise that is drawn from it."""
+
+import dataclasses
+import zlib
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from optimjax.arrays import cast
+from optimjax.hyper import Hyper
+from optimjax.leaf import LeafRule, LeafState
+from optimjax.paths import Path, Slots
+from optimjax.treewide import PyTree
+
+__all__ = []
+
+THREEFRY = "threefry2x32"  # named, so that a user's default changes no numbers
+
+
+class Key(NamedTuple):
+    key: Array
+
+
+class Keyed(LeafRule):
+    """What rules with Gaussian noise share: a key for each slot, and how it is drawn.
+
+        n ~ Normal(0, eta / t^gamma)
+
+    A key is started from `seed` and the slot's path, so that the noise of one slot does
+    not change when others come, go or are skipped. A rule derives from this class and
+    declares its own fields `eta`, `gamma` and `seed`.
+
+    State: `key`, data of a threefry key, uint32, (2,).
+    """
+
+    eta: Hyper
+    gamma: Hyper
+    seed: int
+
+    def init(self, params: PyTree) -> LeafState:
+        """As of every `LeafRule`; here, because the key needs the slot's path."""
+        state = super().init(params)
+        root = jax.random.key(self.seed, impl=THREEFRY)
+
+        def start(path: Path) -> Key:
+            name = np.uint32(zlib.crc32(path.encode()))
+            return Key(jax.random.key_data(jax.random.fold_in(root, name)))
+
+        slots = Slots({path: start(path) for path in state.slots})
+        return dataclasses.replace(state, slots=slots)
+
+    def init_leaf(self, x):
+        return None
+
+    def noise(self, state: Key, x: Array, t: Array) -> tuple[Key, Array]:
+        """The next key, and noise of the shape and dtype of `x`."""
+        key = jax.random.wrap_key_data(state.key, impl=THREEFRY)
+        key, here = jax.random.split(key)
+        # Drawn in float32 always: float64 would be other numbers, not more digits.
+        unit = cast(jax.random.normal(here, x.shape, jnp.float32), x.dtype)
+        noise = jnp.sqrt(self.eta / t**self.gamma) * unit
+        return Key(jax.random.key_data(key)), noise
