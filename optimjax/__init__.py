@@ -28,7 +28,7 @@ from optimjax import (
 )
 
 # Joined before the star imports: one of them brings a decorator called `rule`.
-__all__ = []
+__all__ = ["schedules"]
 __all__ += arrays.__all__
 __all__ += checkpoint.__all__
 __all__ += finding.__all__

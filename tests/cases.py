@@ -301,6 +301,7 @@ VARIANTS = {
     "TrustRatio": [{"coefficient": 0.3, "min_norm": 2.7, "eps": 0.2}],
     "ScaleByParamNorm": [{"min_norm": 2.7}],
     "ScaleByParamRMS": [{"min_rms": 0.9}],
+    "ReduceOnPlateau": [{"factor": 0.3, "patience": 1}],
     "Smooth": [{"decay": 0.7, "debias": False}],
     "NonNegative": [ON_MATRICES],
     "Box": [{"lower": -0.3, "upper": 0.6}, {"lower": 0.2, "upper": 0.7, **ON_MATRICES}],

@@ -19,7 +19,7 @@ def test_a_branch_that_looks_like_a_glob_is_taken_at_its_word():
 
 
 def test_transforms_of_transforms_are_values():
-    """Two equal set-ups are one program, a state can be saved, places are one object."""
+    """Two equal set-ups are one program, a state can be saved, places one object."""
     w = jnp.arange(6.0).reshape(2, 3)
     model = {"a": w, "b": w.T, "c": jnp.array(w), "d": w.T}
     transpose = jnp.transpose

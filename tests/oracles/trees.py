@@ -20,6 +20,38 @@ def combine(a: Params, factor, b: Params) -> Params:
     return {path: a[path] + factor * b[path] for path in a}
 
 
+def reduce_on_plateau(
+    params: Params,
+    grads: Steps,
+    values,
+    *,
+    factor=0.1,
+    patience=10,
+    rtol=1e-4,
+    atol=0.0,
+    cooldown=0,
+    min_scale=0.0,
+    accumulation=1,
+) -> Steps:
+    """torch's ReduceLROnPlateau, patience one more, acting at once; steps scale * g."""
+    x, visited = wide(params), []
+    scale, best, bad, rest, seen = 1.0, np.inf, 0, 0, []
+    for g, value in zip(map(wide, grads), values, strict=True):
+        seen.append(value)
+        if len(seen) >= accumulation:
+            mean, seen = np.mean(seen), []
+            margin = 0 if np.isinf(best) else rtol * abs(best) + atol
+            improved = mean < best - margin
+            best = mean if improved else best
+            bad = 0 if improved or rest > 0 else bad + 1
+            rest = max(rest - 1, 0)
+            if bad >= patience:
+                scale, bad, rest = max(factor * scale, min_scale), 0, cooldown
+        x = combine(x, -scale, g)
+        visited.append(x)
+    return visited
+
+
 def polyak_sgd(
     params: Params,
     grads: Steps,
@@ -129,6 +161,7 @@ def identity(params: Params, grads: Steps) -> Steps:
 
 ORACLES = {
     "PolyakSGD": polyak_sgd,
+    "ReduceOnPlateau": reduce_on_plateau,
     "LBFGS": lbfgs,
     "WeightDecay": weight_decay,
     "ClipByGlobalNorm": clip_by_global_norm,
