@@ -10,6 +10,7 @@ from optimjax import (
     finding,
     flat,
     hyper,
+    kernels,
     leaf,
     live,
     nested,
@@ -28,7 +29,7 @@ from optimjax import (
 )
 
 # Joined before the star imports: one of them brings a decorator called `rule`.
-__all__ = ["schedules"]
+__all__ = ["kernels", "schedules"]
 __all__ += arrays.__all__
 __all__ += checkpoint.__all__
 __all__ += finding.__all__

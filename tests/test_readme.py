@@ -14,7 +14,7 @@ def test_code_blocks_run(capsys):
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         for block in blocks:  # a reader has JAX's usual settings
             exec(compile(block, README.name, "exec"), namespace)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     assert "head" in capsys.readouterr().out
 
 
