@@ -97,7 +97,8 @@ def pattern(glob: Glob, known: Collection[Path]) -> Callable[[Path], bool]:
     """`glob` as a test; one that is a path as it stands is taken at its word."""
     if glob in known:
         return lambda path: path == glob
-    if any(path.startswith(f"{glob}/") for path in known):
+    # Asked only of what may be meant either way: this looks at all paths.
+    if "[" in glob and any(path.startswith(f"{glob}/") for path in known):
         return lambda path: path.startswith(f"{glob}/")
     return lambda path: matches(path, glob)
 
