@@ -62,7 +62,7 @@ WORK = {
 def test_work_grows_with_the_number_of_leaves_and_not_faster(name):
     """Models of thousands of leaves exist; nothing may look at pairs of them."""
     short, long = (timed(WORK[name], *trained(count)) for count in (200, 2000))
-    assert long < max(20 * short, 0.1), f"{short:.4f} s, then {long:.4f} s"
+    assert long < max(40 * short, 0.1), f"{short:.4f} s, then {long:.4f} s"
 
 
 def test_setup_of_2000_leaves_takes_less_than_a_second():
