@@ -136,6 +136,13 @@ def abs_sq(x: ArrayLike) -> Array:
     return lax.square(x)
 
 
+def varying_axes(x: Array) -> tuple[str, ...]:
+    """Along which axes of the mesh a `shard_map` shows other parts; none elsewhere."""
+    aval = jax.typeof(x)
+    manual = getattr(aval, "manual_axis_type", None)  # before jax 0.10 it was `vma`
+    return tuple(sorted(getattr(aval, "vma", ()) if manual is None else manual.varying))
+
+
 def total(x: ArrayLike) -> Array:
     """The sum of a whole array, also where a `shard_map` shows a part of it.
 
@@ -146,10 +153,8 @@ def total(x: ArrayLike) -> Array:
     Array(6., dtype=float32)
     """
     part = jnp.sum(x)
-    aval = jax.typeof(part)
-    manual = getattr(aval, "manual_axis_type", None)  # before jax 0.10 it was `vma`
-    axes = getattr(aval, "vma", ()) if manual is None else manual.varying
-    return lax.psum(part, tuple(sorted(axes))) if axes else part
+    axes = varying_axes(part)
+    return lax.psum(part, axes) if axes else part
 
 
 def buffer(x: Any) -> int | None:

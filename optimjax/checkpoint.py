@@ -1,5 +1,6 @@
 """A state as plain dicts of arrays, and back."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from optimjax.arrays import is_array, is_traced
-from optimjax.leaf import skipping
-from optimjax.paths import Path, complain, parts
+from optimjax.leaf import shared_counts, skipping
+from optimjax.paths import Path, by_words, complain
 from optimjax.state import State, as_state
 
 __all__ = ["state_from_dict", "state_to_dict"]
@@ -37,7 +38,7 @@ def state_to_dict(state: State, *, flat: bool = False) -> dict[str, Any]:
     {'v': Array([0., 0.], dtype=float32)}
     """
     as_state(state, "state_to_dict")
-    words = dict(_leaves(state))
+    words = by_words(state)
     words["version",] = np.int32(VERSION)
     for number, slot in enumerate(state.ties.slots):
         frozen = slot.name in state.frozen
@@ -86,19 +87,18 @@ def state_from_dict(state: State, saved: Mapping[str, Any]) -> State:
     frozen = {p: given.pop(p) for p in list(given) if p.startswith("frozen/")}
     _refuse_other_ties(state, {p.partition("/")[2]: int(n) for p, n in places.items()})
     still = sorted(path.partition("/")[2] for path in frozen)
-    alone = {name for name in state.ties.names if _counts_alone(name, given)}
-    inner = skipping(state.inner, sorted(alone))
+    # A slot's name may hold slashes, and "/own/": each of them may be the one.
+    ends = {p[m.end() :] for p in given for m in re.finditer("/own/", p)}
+    inner = skipping(state.inner, [name for name in state.ties.names if name in ends])
     template = State(state.rule, inner, state.ties, tuple(still))
     problems: dict[Path, str] = {}
     new = []
     left = dict(given)
-    for key, old in _leaves(template):
+    for key, old in by_words(template).items():
         path = "/".join(key)
-        value = left.pop(path, None)
-        if value is None and len(key) > 2 and key[-2] == "own":
-            # What counts alone in one rule may count with the others in the next.
-            owner = "/".join(key[:-2])
-            value = given.get(f"{owner}/batches", given.get(f"{owner}/count"))
+        left.pop(path, None)
+        places = [path, *map("/".join, shared_counts(key))]
+        value = next((given[place] for place in places if place in given), None)
         if value is None:
             problems[path] = "nothing saved"
             continue
@@ -114,16 +114,6 @@ def state_from_dict(state: State, saved: Mapping[str, Any]) -> State:
         remedy = "Set the state up as it was: the same rule, options and paths."
         raise ValueError(complain("state_from_dict", problems, remedy))
     return jax.tree.structure(template).unflatten(new)
-
-
-def _leaves(state: State) -> list[tuple[tuple[str, ...], Any]]:
-    """Each leaf of a state, with the words of its path."""
-    keyed, _ = jax.tree_util.tree_flatten_with_path(state)
-    return [(parts(keys), x) for keys, x in keyed]
-
-
-def _counts_alone(name: Path, given: Mapping[str, Any]) -> bool:
-    return any(path.endswith(f"/own/{name}") for path in given)
 
 
 def _flat(saved: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:

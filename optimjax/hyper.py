@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.tree_util import Partial
+from jax.tree_util import GetAttrKey, Partial
 
 from optimjax.arrays import is_traced, real_dtype, weaken
 from optimjax.paths import Path, complain, nearest, pattern, selector
@@ -270,6 +270,42 @@ def evaluate(hyper: Any, count: Array | int) -> Any:
             raise ValueError(f"schedule: shape {np.shape(value)}, expected a scalar.")
         return lax.convert_element_type(value, real_dtype())
     return hyper
+
+
+def as_value(tree: Any) -> tuple[Any, ...]:
+    """What is equal for rules and schedules of equal structure and numbers."""
+    leaves, structure = jax.tree.flatten(tree)
+
+    def number(leaf: Any) -> Any:
+        if is_traced(leaf) or not isinstance(leaf, (float, np.ndarray, jax.Array)):
+            return id(leaf)
+        array = np.asarray(leaf, real_dtype())
+        return array.shape, array.tobytes()
+
+    return structure, tuple(map(number, leaves))
+
+
+def register_fields(cls: type, data: tuple[str, ...], static: tuple[str, ...]) -> None:
+    """Make a class a pytree of its fields `data`, with `static` beside them.
+
+    It is put together again without `__init__`: what JAX hands it need not be checked.
+    """
+
+    def flatten(self: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        fields = vars(self)
+        return tuple(fields[n] for n in data), tuple(fields[n] for n in static)
+
+    def flatten_with_keys(self: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        children, aux = flatten(self)
+        return tuple(zip(map(GetAttrKey, data), children, strict=True)), aux
+
+    def unflatten(aux: Iterable[Any], children: Iterable[Any]) -> Any:
+        self = object.__new__(cls)
+        vars(self).update(zip(data, children, strict=True))
+        vars(self).update(zip(static, aux, strict=True))
+        return self
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
 
 
 def spelled(hyper: Any) -> str:

@@ -15,6 +15,7 @@ from optimjax.paths import (
     Path,
     Slots,
     branches,
+    by_words,
     complain,
     nearest,
     parts,
@@ -57,23 +58,7 @@ class Layout:
     def words(self) -> list[tuple[str, ...]]:
         """The path of each leaf, in words that no spelling can confuse."""
         numbered = self.structure.unflatten(range(len(self.paths)))
-        keyed, _ = jax.tree_util.tree_flatten_with_path(numbered)
-        return [parts(keys) for keys, _ in keyed]
-
-    def uncovered(self, grads: Any) -> tuple[dict[Path, str], list[int | None]]:
-        """Where `grads`, in which None is a leaf too, says nothing of a slot's place.
-
-        Returns: `{path: complaint}`, and for each leaf of `grads` which leaf it is of.
-        """
-        keyed, _ = jax.tree_util.tree_flatten_with_path(grads, is_leaf=_is_none)
-        given = [parts(keys) for keys, _ in keyed]
-        covered, index = set(given), {words: i for i, words in enumerate(self.words)}
-        problems = {
-            self.paths[i]: "no gradient, expected one, or None to leave it as it is"
-            for i in self.trained
-            if covered.isdisjoint(branches(self.words[i]))
-        }
-        return problems, [index.get(words) for words in given]
+        return list(by_words(numbered))
 
     # Two memos of what follows from the layout and a key alone.
 
@@ -179,10 +164,17 @@ class Layout:
 
         Raises: ValueError if a slot's place has no gradient, not even a None.
         """
-        problems, which = self.uncovered(grads)
+        keyed, _ = jax.tree_util.tree_flatten_with_path(grads, is_leaf=_is_none)
+        given = [parts(keys) for keys, _ in keyed]
+        covered, index = set(given), {words: i for i, words in enumerate(self.words)}
+        problems = {
+            self.paths[i]: "no gradient, expected one, or None to leave it as it is"
+            for i in self.trained
+            if covered.isdisjoint(branches(self.words[i]))
+        }
         if problems:
             raise ValueError(complain("update", problems, NOT_THE_TREE))
-        return which
+        return [index.get(words) for words in given]
 
     def _refuse_strangers(self, grads: Any) -> None:
         known = set(self.paths)

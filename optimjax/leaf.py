@@ -2,8 +2,9 @@
 
 import dataclasses
 import typing
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import jax
@@ -44,6 +45,16 @@ class LeafState(Count):
         own = counts_of_their_own(self.count, new)
         return dataclasses.replace(self, own=Slots({**self.own, **own}))
 
+    def after(self, moving: Collection[Path]) -> "LeafState":
+        """The same state, with one step more counted for the slots that take one."""
+        state = self.skipping(path for path in self.slots if path not in moving)
+        own = {p: increment(n) if p in moving else n for p, n in state.own.items()}
+        return LeafState(increment(state.count), state.slots, Slots(own))
+
+    def steps(self, path: Path) -> Array:
+        """How many steps this slot has taken, int32, ()."""
+        return self.own.get(path, self.count)
+
 
 def counts_of_their_own(count: Array, paths: Iterable[Path]) -> dict[Path, Array]:
     """Copies: a state of which two leaves are one buffer could not be donated."""
@@ -58,6 +69,16 @@ def skipping(state: PyTree, paths: Iterable[Path]) -> PyTree:
         state,
         is_leaf=lambda node: hasattr(node, "skipping"),
     )
+
+
+def shared_counts(words: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Where the count is of a slot that has no own one at this path of a state.
+
+    What counts alone in one rule may count with the others in the next.
+    """
+    if words[-2:-1] != ("own",):
+        return []
+    return [(*words[:-2], name) for name in ("batches", "count")]
 
 
 @rule
@@ -161,20 +182,15 @@ class LeafRule(Rule):
         }
         if not inputs:  # no update took place, so nothing is counted
             return state, structure.unflatten([None] * len(named))
-        state = state.skipping(path for path in state.slots if path not in inputs)
-        current = self.at_count(state.count)
-        count = increment(state.count)
-        slots, own = Slots(state.slots), Slots(state.own)
-        steps: dict[Path, Array] = {}
+        current, state = self.at_count(state.count), state.after(inputs)
+        slots, steps = Slots(state.slots), {}
         for path, arrays in inputs.items():
             x = named[path]
             self._check_complex("apply", path, x)
-            if path in own:
-                own[path] = increment(own[path])
             slots[path], steps[path] = _apply_leaf(
-                current.at_path(path, x), slots[path], x, arrays, own.get(path, count)
+                current.at_path(path, x), slots[path], x, arrays, state.steps(path)
             )
-        return LeafState(count, slots, own), structure.unflatten(
+        return dataclasses.replace(state, slots=slots), structure.unflatten(
             [steps.get(path) for path in named]
         )
 
@@ -194,15 +210,12 @@ class LeafRule(Rule):
         given = {path: g for path, g in grads.items() if g is not None}
         if not given or not self.fuses():
             return super().descend(state, params, grads, **context)
-        state = state.skipping(path for path in state.slots if path not in given)
-        current, count = self.at_count(state.count), increment(state.count)
-        slots, own, new = Slots(state.slots), Slots(state.own), Slots(params)
+        current, state = self.at_count(state.count), state.after(given)
+        slots, new = Slots(state.slots), Slots(params)
         groups: dict[Any, tuple[Any, Array, list[Path]]] = {}
         for path, g in given.items():
             x = params[path]
-            if path in own:
-                own[path] = increment(own[path])
-            here, t = current.at_path(path, x), own.get(path, count)
+            here, t = current.at_path(path, x), state.steps(path)
             if fits(x, g, slots[path]):
                 key = (id(here), id(t), x.dtype, g.dtype)
                 groups.setdefault(key, (here, t, []))[2].append(path)
@@ -215,19 +228,11 @@ class LeafRule(Rule):
             xs, kept = fused_update(_descend_leaf, here, t, scale, xs, gs, kept)
             new.update(zip(paths, xs, strict=True))
             slots.update(zip(paths, kept, strict=True))
-        return LeafState(count, slots, own), new
+        return dataclasses.replace(state, slots=slots), new
 
     def fuses(self) -> bool:
         """Whether a compiled loop does what this rule does, and can be used."""
-        if not available():
-            return False
-        # Whoever writes another `apply_leaf` has not thereby written another loop.
-        order = {cls: i for i, cls in enumerate(type(self).__mro__)}
-        mine = [
-            min(i for cls, i in order.items() if name in vars(cls))
-            for name in ("kernel", "apply_leaf", "_arithmetic", "apply")
-        ]
-        return mine[0] == min(mine) and self.kernel() is not None
+        return available() and _knows_its_loop(type(self)) and self.kernel() is not None
 
     def _arithmetic(
         self, state: PyTree, x: Array, arrays: tuple[Array, ...], t: Array
@@ -241,10 +246,21 @@ class LeafRule(Rule):
         current = self.at_count(jnp.maximum(state.count - 1, 0))
         averages = Slots(params)
         for path, kept in state.slots.items():
-            x, t = params[path], state.own.get(path, state.count)
+            x, t = params[path], state.steps(path)
             average = _eval_leaf(current.at_path(path, x), kept, x, t)
             averages[path] = jnp.where(t > 0, average, widen(x))
         return averages
+
+
+@lru_cache
+def _knows_its_loop(cls: type[LeafRule]) -> bool:
+    """Whoever writes another `apply_leaf` has not thereby written another loop."""
+
+    def written(name: str) -> int:
+        return next(i for i, base in enumerate(cls.__mro__) if name in vars(base))
+
+    others = map(written, ("apply_leaf", "_arithmetic", "apply"))
+    return all(written("kernel") <= other for other in others)
 
 
 def _to_compute(tree: PyTree, dtype: DTypeLike) -> PyTree:

@@ -11,7 +11,7 @@ from jax import Array
 from optimjax.arrays import cast, widen
 from optimjax.leaf import LeafRule, LeafState
 from optimjax.paths import Path, Slots
-from optimjax.rule import Part, Rule, is_rule, rule
+from optimjax.rule import OneFactor, Part, Rule, is_rule, rule
 from optimjax.treewide import PyTree, spread, steps_like
 
 __all__ = ["Chain", "LeafWrapper", "Wrapper"]
@@ -76,15 +76,14 @@ class Chain(Rule):
         steps, new, scale = grads, [], None
         for i, (inner, own) in enumerate(zip(before, state, strict=False)):
             at_last = i == len(before) - 1 and jax.tree.leaves(steps)
-            scaled = inner.one_factor(own, steps) if at_last else None
-            if scaled is None:
+            if at_last and isinstance(inner, OneFactor):
+                own, scale = inner.one_factor(own, steps, **context)
+            else:
                 given = Slots(
                     (path, None if g is None else cast(g, wide[path].dtype))
                     for path, g in steps.items()
                 )
                 own, steps = inner.apply(own, wide, given, **context)
-            else:
-                own, scale = scaled
             new.append(own)
         own, params = last.descend(state[-1], params, steps, scale=scale, **context)
         return (*new, own), params
@@ -127,7 +126,7 @@ class Around:
 
 
 @rule
-class LeafWrapper(LeafRule):
+class LeafWrapper(Wrapper, LeafRule):
     """Arithmetic on each array around another rule: write `init_leaf`, `after_leaf`.
 
         state.inner, steps = inner.apply(state.inner, params, grads)
@@ -152,8 +151,6 @@ class LeafWrapper(LeafRule):
     >>> rule.apply(state, x, {"w": jnp.array([1.0, -0.1])})[1]["w"]
     Array([0.19, 0.  ], dtype=float32)
     """
-
-    inner: Rule
 
     def after_leaf(
         self, state: PyTree, x: Array, g: Array, step: Array, t: Array
@@ -189,12 +186,6 @@ class LeafWrapper(LeafRule):
 
     def own_state(self, state: Any) -> LeafState:
         return state.own
-
-    def parts(self, state: Any, slots: list[Path]) -> list[Part]:
-        return [(self.inner, state.inner, slots)]
-
-    def with_parts(self, rules: list[Rule]) -> Self:
-        return self.with_fields(inner=rules[0])
 
 
 def every_rule(rule: Rule) -> list[Rule]:

@@ -73,6 +73,12 @@ def branches(words: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [words[:n] for n in range(len(words) + 1)]
 
 
+def by_words(tree: Any) -> dict[tuple[str, ...], Any]:
+    """The leaves of `tree` by the words of their paths, in the order of the tree."""
+    keyed, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {parts(keys): x for keys, x in keyed}
+
+
 def with_paths(tree: Any) -> dict[Path, Any]:
     """The leaves of `tree` by path, in the order of the tree."""
     keyed, _ = jax.tree_util.tree_flatten_with_path(tree)

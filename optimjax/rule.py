@@ -7,25 +7,25 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import jax
-import numpy as np
 from jax import Array
-from jax.tree_util import GetAttrKey
 
-from optimjax.arrays import cast, cast_like, is_traced, real_dtype, widen
+from optimjax.arrays import cast, cast_like, widen
 from optimjax.hyper import (
     HYPER,
     RANGES,
     WHERE,
     ByPath,
     PerPath,
+    as_value,
     canonical,
     check_range,
     evaluate,
+    register_fields,
     spelled,
     where_field,
 )
 from optimjax.paths import Path, Slots
-from optimjax.treewide import PyTree
+from optimjax.treewide import PyTree, spread, steps_like
 
 __all__ = ["Rule", "rule"]
 
@@ -78,22 +78,7 @@ def rule(cls: type[R]) -> type[R]:
     data = tuple(name for name, kind in kinds.items() if kind in ("hyper", "rule"))
     static = tuple(name for name in kinds if name not in data)
 
-    def flatten(self: R) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        fields = vars(self)
-        return tuple(fields[n] for n in data), tuple(fields[n] for n in static)
-
-    def flatten_with_keys(self: R) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        children, aux = flatten(self)
-        keys = map(GetAttrKey, data)
-        return tuple(zip(keys, children, strict=True)), aux
-
-    def unflatten(aux: tuple[Any, ...], children: Iterable[Any]) -> R:
-        self = object.__new__(made)
-        vars(self).update(zip(data, children, strict=True))
-        vars(self).update(zip(static, aux, strict=True))
-        return self
-
-    jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
+    register_fields(made, data, static)
     return made
 
 
@@ -227,13 +212,6 @@ class Rule:
                 new[path] = cast_like(wide[path] - step, params[path])
         return state, new
 
-    def one_factor(self, state: PyTree, grads: Slots) -> tuple[PyTree, Array] | None:
-        """The new state, and one number that makes steps of all gradients.
-
-        For a rule that does nothing else; None for all others.
-        """
-        return None
-
     def __post_init__(self) -> None:
         name = type(self).__name__
         for field, kind in self._kinds.items():
@@ -366,15 +344,7 @@ class Rule:
     # As a value ---------------------------------------------------------------------
 
     def _key(self) -> tuple[Any, ...]:
-        leaves, structure = jax.tree.flatten(self)
-
-        def number(leaf: Any) -> Any:
-            if is_traced(leaf) or not isinstance(leaf, (float, np.ndarray, jax.Array)):
-                return id(leaf)
-            array = np.asarray(leaf, real_dtype())
-            return array.shape, array.tobytes()
-
-        return structure, tuple(number(leaf) for leaf in leaves)
+        return as_value(self)
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
@@ -395,6 +365,29 @@ class Rule:
             elif value is not f.default and value != f.default:
                 shown.append(f"{f.name}={getattr(value, '__name__', repr(value))}")
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+class OneFactor(Rule):
+    """A rule that scales all gradients alike: write `init` and `one_factor`.
+
+    step = factor * g
+    """
+
+    def one_factor(
+        self, state: PyTree, grads: PyTree, **context: Any
+    ) -> tuple[PyTree, Array]:
+        """The new state, and the factor, real, (). There is a gradient at least."""
+        raise NotImplementedError(f"{type(self).__name__} has no one_factor")
+
+    def apply(
+        self, state: PyTree, params: PyTree, grads: PyTree, **context: Any
+    ) -> tuple[PyTree, PyTree]:
+        grads = jax.tree.map(widen, spread(params, grads))
+        if not jax.tree.leaves(grads):  # no update took place, so nothing is counted
+            return state, grads
+        state, factor = self.one_factor(state, grads, **context)
+        steps = jax.tree.map(lambda g: g * cast(factor, g.dtype), grads)
+        return state, steps_like(params, steps)
 
 
 def is_rule(x: Any) -> bool:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -11,15 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from optimjax.arrays import (
-    abs_sq,
-    buffer,
-    cast_like,
-    is_traced,
-    total,
-    widen,
-    wider,
-)
+from optimjax.arrays import buffer, cast_like, is_traced, widen
 from optimjax.frame import Frame, framed
 from optimjax.hyper import Hyper, canonical, check_range, evaluate
 from optimjax.layout import Layout
@@ -28,6 +20,7 @@ from optimjax.reading import scale_of
 from optimjax.rule import Rule
 from optimjax.state import State, as_state
 from optimjax.training import check_shapes, descend
+from optimjax.treewide import squared_length
 
 __all__ = ["Step", "make_step"]
 
@@ -303,10 +296,8 @@ def _uphill(
 ) -> tuple[Array, ...]:
     """`params`, moved by `radius` along the gradient; not at all where that is 0."""
     wide = [widen(g) for g in grads]
-    squares = [total(abs_sq(g)) for g in wide]
-    dtype = reduce(wider, [square.dtype for square in squares])
-    norm = jnp.sqrt(sum((s.astype(dtype) for s in squares), jnp.zeros((), dtype)))
-    radius = jnp.asarray(radius, dtype)
+    norm = jnp.sqrt(squared_length(wide))
+    radius = jnp.asarray(radius, norm.dtype)
     share = jnp.where(norm > 0, radius / jnp.where(norm > 0, norm, 1), 0)
     return tuple(
         cast_like(widen(x) + share.astype(g.real.dtype) * g, x)

@@ -10,9 +10,9 @@ from jax import Array
 from optimjax.arrays import cast_like
 from optimjax.finding import TiesArg, find_ties
 from optimjax.hyper import ByPath, PerPath
-from optimjax.leaf import skipping
+from optimjax.leaf import shared_counts, skipping
 from optimjax.nested import walk
-from optimjax.paths import Path, Where, complain, nearest, parts
+from optimjax.paths import Path, Where, by_words, complain, nearest, parts
 from optimjax.rule import Rule, is_rule
 from optimjax.state import State, as_state
 from optimjax.ties import Ties
@@ -103,13 +103,13 @@ def transfer(
         if slot.name in old_of and slot.shape != shapes[old_of[slot.name]]
     }
     new = [name for name in found.names if name not in old_of]
-    # All that is new counts alone, and so do those that did so before.
-    alone = [name for name in found.names if _alone(state, old_of.get(name))]
-    template = skipping(target.inner, [*new, *alone])
-    inner = _filled(template, target, state, old_of)
     frozen = {name for name, old in old_of.items() if old in state.frozen}
-    if frozen:
-        inner = skipping(inner, sorted(frozen))
+    # All that is new or frozen counts alone, and so does what did so before.
+    before = by_words(state.inner)
+    counting = {words[-1] for words in before if words[-2:-1] == ("own",)}
+    shared = {name for name, old in old_of.items() if old not in counting} - frozen
+    alone = [name for name in found.names if name not in shared]
+    inner = _filled(skipping(target.inner, alone), target, state, old_of)
     result = dataclasses.replace(
         target, inner=inner, frozen=tuple(sorted({*target.frozen, *frozen}))
     )
@@ -137,11 +137,13 @@ def _origins(
         return path
 
     origins: dict[Path, Path] = {}
+    taken: set[Path] = set()
     for slot in found.slots:
         olds = [before(place.path) for place in slot.places]
         first = next((slot_of[old] for old in olds if old in slot_of), None)
-        if first is not None and first not in origins.values():
+        if first is not None and first not in taken:
             origins[slot.name] = first
+            taken.add(first)
     problems = {
         new: "renamed= names it, but there is no such slot in the new model"
         for new in renamed
@@ -193,19 +195,11 @@ def _rebased(rule: Rule, old_of: Mapping[Path, Path], names: tuple[Path, ...]) -
     return rule.with_fields(**fields)
 
 
-def _alone(state: State, name: Path | None) -> bool:
-    """Whether a slot has a step count of its own in some rule."""
-    keyed, _ = jax.tree_util.tree_flatten_with_path(state.inner)
-    return any(len(keys) > 1 and parts(keys)[-2:] == ("own", name) for keys, _ in keyed)
-
-
 def _filled(
     template: PyTree, target: State, state: State, old_of: Mapping[Path, Path]
 ) -> PyTree:
     """The inner state of `target`, with what `state` kept at the same places."""
-    keyed, _ = jax.tree_util.tree_flatten_with_path(state.inner)
-    old = {parts(keys): x for keys, x in keyed}
-    moves = _moves(target, state)
+    old, moves = by_words(state.inner), _moves(target, state)
     names = set(target.ties.names)
 
     def fill(keys: Any, fresh: Array) -> Array:
@@ -221,9 +215,8 @@ def _filled(
             for word in words[fitting[-1] :]
         ]
         where = (*moves[words[: fitting[-1]]], *below)
-        value = old.get(where)
-        if value is None and len(where) > 1 and where[-2] == "own":
-            value = old.get((*where[:-2], "batches"), old.get((*where[:-2], "count")))
+        places = (where, *shared_counts(where))
+        value = next((old[place] for place in places if place in old), None)
         return fresh if value is None else _overlaid(fresh, value)
 
     return jax.tree_util.tree_map_with_path(fill, template)

@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from optimjax.arrays import cast
+from optimjax.arrays import abs_sq, cast, total, widen, wider
 from optimjax.paths import Path, complain, with_paths
 
 __all__ = ["Count", "spread", "steps_like"]
@@ -62,6 +63,13 @@ def spread(params: PyTree, grads: PyTree) -> PyTree:
     named = with_paths(params)
     given = gradients_by_path(named, grads)
     return jax.tree.structure(params).unflatten([given.get(path) for path in named])
+
+
+def squared_length(grads: PyTree) -> Array:
+    """The sum of |g|^2 over all of a tree, in the widest dtype; it has a leaf."""
+    squares = [total(abs_sq(widen(g))) for g in jax.tree.leaves(grads)]
+    dtype = reduce(wider, [square.dtype for square in squares])
+    return sum((square.astype(dtype) for square in squares), jnp.zeros((), dtype))
 
 
 def steps_like(params: PyTree, steps: PyTree) -> PyTree:

@@ -11,6 +11,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType
 
+from optimjax.arrays import varying_axes
+
 __all__ = []
 
 MOST_SLOTS = 16  # in one call: XLA's compile time grows with the square of operands
@@ -33,14 +35,9 @@ class Kernel(NamedTuple):
 
 def fits(x: Array, g: Array, kept: Any) -> bool:
     """Whether a loop knows arrays of these dtypes, lying as they do."""
-    aval = jax.typeof(x)
-    manual = getattr(aval, "manual_axis_type", None)
-    if manual is not None and manual.varying:  # inside a shard_map
-        return False
-    if (
-        not aval.sharding.mesh.empty
-        and AxisType.Explicit in aval.sharding.mesh.axis_types
-    ):
+    mesh = jax.typeof(x).sharding.mesh
+    explicit = not mesh.empty and AxisType.Explicit in mesh.axis_types
+    if explicit or varying_axes(x):
         return False
     dtypes = (x.dtype.name, g.dtype.name)
     known = {("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")}

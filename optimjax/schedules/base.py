@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -11,11 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.tree_util import GetAttrKey
 from jax.typing import ArrayLike
 
 from optimjax.arrays import cast, is_traced, real_dtype, weaken
-from optimjax.hyper import ByPath, canonical, is_schedule, spelled
+from optimjax.hyper import (
+    ByPath,
+    as_value,
+    canonical,
+    is_schedule,
+    register_fields,
+    spelled,
+)
 
 __all__ = ["Product", "Schedule"]
 
@@ -77,23 +83,7 @@ class Schedule:
         cls._many = {n for n in data if typing.get_origin(hints[n]) is tuple}
         cls._numbers = tuple(n for n in data if n not in cls._inner)
 
-        def flatten(self: Schedule) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-            fields = vars(self)
-            return tuple(fields[n] for n in data), tuple(fields[n] for n in static)
-
-        def flatten_with_keys(self: Schedule) -> tuple[Any, Any]:
-            children, aux = flatten(self)
-            return tuple(zip(map(GetAttrKey, data), children, strict=True)), aux
-
-        def unflatten(aux: Iterable[Any], children: Iterable[Any]) -> Schedule:
-            self = object.__new__(cls)
-            vars(self).update(zip(data, children, strict=True))
-            vars(self).update(zip(static, aux, strict=True))
-            return self
-
-        jax.tree_util.register_pytree_with_keys(
-            cls, flatten_with_keys, unflatten, flatten
-        )
+        register_fields(cls, data, static)
 
     _static: ClassVar[dict[str, tuple[Any, ...]]] = {}
     _inner: ClassVar[set[str]] = set()
@@ -174,15 +164,7 @@ class Schedule:
     __rmul__ = __mul__
 
     def _key(self) -> tuple[Any, ...]:
-        leaves, structure = jax.tree.flatten(self)
-
-        def number(leaf: Any) -> Any:
-            if is_traced(leaf) or not isinstance(leaf, (float, np.ndarray, jax.Array)):
-                return id(leaf)
-            array = np.asarray(leaf, real_dtype())
-            return array.shape, array.tobytes()
-
-        return structure, tuple(map(number, leaves))
+        return as_value(self)
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):

@@ -7,7 +7,7 @@ from jax import Array
 
 from optimjax.hyper import Hyper
 from optimjax.schedules.base import Schedule
-from optimjax.schedules.shapes import eased, passed, periods, real
+from optimjax.schedules.shapes import eased, passed, periods, real, way
 
 __all__ = ["CosineCycle", "CosineRestarts", "Cyclic"]
 
@@ -75,8 +75,8 @@ class CosineRestarts(Schedule):
         longer = jnp.where(grows, self.factor, 2)  # 2: any number, for derivatives
         k, n = self._cycle(real(count), longer)
         k, n = jnp.where(grows, k, same), jnp.where(grows, n, rest)
-        rise, fall = eased(*passed(n, self.steps * self.factor**k), "cosine")
-        return self.start * self.decay**k * fall + self.end * rise
+        peak, steps = self.start * self.decay**k, self.steps * self.factor**k
+        return way(n, steps, peak, self.end, "cosine")
 
     def _cycle(self, count: Array, factor: Array) -> tuple[Array, Array]:
         """The number of the cycle, and what of it is past, if cycles grow."""

@@ -10,7 +10,7 @@ from jax import Array
 from optimjax.arrays import is_traced
 from optimjax.hyper import Hyper
 from optimjax.schedules.base import Inner, Schedule, value_at
-from optimjax.schedules.shapes import eased, passed, real, whole
+from optimjax.schedules.shapes import real, way, whole
 
 __all__ = ["Join", "Piecewise"]
 
@@ -57,8 +57,7 @@ class Piecewise(Schedule):
         knots = jnp.concatenate([jnp.zeros_like(bounds, shape=1), bounds])
         j = jnp.minimum(i + 1, len(knots) - 1)
         steps = real(knots[j] - knots[i])
-        rise, fall = eased(*passed(count - knots[i], steps), self.interpolate)
-        return values[i] * fall + values[j] * rise
+        return way(count - knots[i], steps, values[i], values[j], self.interpolate)
 
 
 class Join(Schedule):

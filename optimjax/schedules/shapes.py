@@ -1,5 +1,7 @@
 """What schedules are written with: shares of a way, shapes of it, whole counts."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -49,6 +51,12 @@ def eased(done: Array, left: Array, shape: str) -> tuple[Array, Array]:
         rise = jnp.sqrt(jnp.maximum(done, jnp.finfo(done.dtype).tiny))
         return rise, left / (1 + rise)
     return done, left
+
+
+def way(n: Array, steps: Array, start: Any, end: Any, shape: str) -> Array:
+    """The value after `n` of `steps` from `start` to `end`, which holds afterwards."""
+    rise, fall = eased(*passed(n, steps), shape)
+    return start * fall + end * rise
 
 
 def power(base: Array, exponent: Array) -> Array:

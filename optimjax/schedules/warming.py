@@ -7,7 +7,7 @@ from jax import Array
 
 from optimjax.hyper import Hyper
 from optimjax.schedules.base import Inner, Schedule, value_at
-from optimjax.schedules.shapes import after, eased, passed, power, real
+from optimjax.schedules.shapes import after, eased, passed, power, real, way
 
 __all__ = ["InverseSqrt", "OneCycle", "Trapezoid", "Warmup", "WarmupCosine"]
 
@@ -87,8 +87,8 @@ class WarmupCosine(Schedule):
         n = real(count)
         done, left = passed(n, self.warmup_steps)
         up = self.start * left + self.peak * done
-        way = passed(n - self.warmup_steps, self.steps - self.warmup_steps)
-        share = power(eased(*way, "cosine")[1], self.power)
+        far = passed(n - self.warmup_steps, self.steps - self.warmup_steps)
+        share = power(eased(*far, "cosine")[1], self.power)
         down = self.peak * share + self.end * (1 - share)
         return jnp.where(n < self.warmup_steps, up, down)
 
@@ -176,8 +176,7 @@ class Trapezoid(Schedule):
         n, stable = real(count), self.steps - self.decay_steps
         done, left = passed(n, self.warmup_steps)
         up = self.start * left + self.peak * done
-        rise, fall = eased(*passed(n - stable, self.decay_steps), self.shape)
-        down = self.peak * fall + self.end * rise
+        down = way(n - stable, self.decay_steps, self.peak, self.end, self.shape)
         return jnp.where(n < stable, up, down)
 
 
@@ -235,16 +234,12 @@ class OneCycle(Schedule):
         n, top = real(count), self.warmup * self.steps
         low = self.peak / self.div
         last = low / self.final_div
-        up = self._between(n, low, self.peak, top)
+        up = way(n, top, low, self.peak, self.shape)
         if self.back is None:
-            down = self._between(n - top, self.peak, last, self.steps - top)
+            down = way(n - top, self.steps - top, self.peak, last, self.shape)
         else:
             turn = self.back * self.steps
-            down = self._between(n - top, self.peak, low, turn - top)
-            out = self._between(n - turn, low, last, self.steps - turn)
+            down = way(n - top, turn - top, self.peak, low, self.shape)
+            out = way(n - turn, self.steps - turn, low, last, self.shape)
             down = jnp.where(n < turn, down, out)
         return jnp.where(n < top, up, down)
-
-    def _between(self, n: Array, start: Array, end: Array, steps: Array) -> Array:
-        rise, fall = eased(*passed(n, steps), self.shape)
-        return start * fall + end * rise

@@ -1,18 +1,16 @@
 """Keeping gradients small."""
 
 import math
-from functools import reduce
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from optimjax.arrays import abs_sq, cast, total, widen, wider
+from optimjax.arrays import abs_sq, cast, total, varying_axes
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
-from optimjax.rule import Rule, rule
-from optimjax.treewide import Count, PyTree, spread, steps_like
+from optimjax.rule import OneFactor, rule
+from optimjax.treewide import Count, PyTree, squared_length
 
 __all__ = [
     "AdaptiveClip",
@@ -26,7 +24,7 @@ NOT_NEGATIVE = (0.0, math.inf, False)
 
 
 @rule
-class ClipByGlobalNorm(Rule):
+class ClipByGlobalNorm(OneFactor):
     """All gradients scaled by one factor, so that together they are not too long.
 
         norm = sqrt(sum of |g|^2 over all slots)
@@ -55,24 +53,14 @@ class ClipByGlobalNorm(Rule):
     def init(self, params: PyTree) -> Count:
         return Count.zero()
 
-    def apply(
-        self, state: Count, params: PyTree, grads: PyTree, **context: Any
-    ) -> tuple[Count, PyTree]:
-        grads = jax.tree.map(widen, spread(params, grads))
-        if not jax.tree.leaves(grads):  # no update took place, so nothing is counted
-            return state, grads
-        state, scale = self.one_factor(state, grads)
-        steps = jax.tree.map(lambda g: g * cast(scale, g.dtype), grads)
-        return state, steps_like(params, steps)
-
-    def one_factor(self, state: Count, grads: PyTree) -> tuple[Count, Array]:
-        squares = [total(abs_sq(widen(g))) for g in jax.tree.leaves(grads)]
-        dtype = reduce(wider, [square.dtype for square in squares])
-        whole = sum((square.astype(dtype) for square in squares), jnp.zeros((), dtype))
-        limit = cast(self.at_count(state.count).max_norm, dtype)
+    def one_factor(
+        self, state: Count, grads: PyTree, **context: Any
+    ) -> tuple[Count, Array]:
+        whole = squared_length(grads)
+        limit = cast(self.at_count(state.count).max_norm, whole.dtype)
         # The root of 0 has no derivative. And `whole` is used once: XLA on CPU copies a
         # scalar with two uses, all its sums included, into the kernel of every slot.
-        length = jnp.sqrt(jnp.maximum(whole, jnp.finfo(dtype).tiny))
+        length = jnp.sqrt(jnp.maximum(whole, jnp.finfo(whole.dtype).tiny))
         return state.next(), jnp.minimum(limit / length, 1)
 
 
@@ -97,10 +85,8 @@ def shortening(norm: Array, limit: Array) -> Array:
 def largest(x: Array) -> Array:
     """The maximum of a whole array of numbers >= 0, also inside of a `shard_map`."""
     part = jnp.max(x, initial=0)
-    aval = jax.typeof(part)
-    manual = getattr(aval, "manual_axis_type", None)  # as in `total`
-    axes = getattr(aval, "vma", ()) if manual is None else manual.varying
-    return lax.pmax(part, tuple(sorted(axes))) if axes else part
+    axes = varying_axes(part)
+    return lax.pmax(part, axes) if axes else part
 
 
 def p_norm(x: Array, p: int | float) -> Array:

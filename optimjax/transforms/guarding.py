@@ -41,18 +41,13 @@ def stepped_if(
     given = gradients_by_path(named, grads)
     state = skipping(state, [path for path in named if path not in given])
     wide = jax.tree.map(widen, params)
+    zeros = Slots({path: jnp.zeros_like(widen(named[path])) for path in given})
 
     def step() -> tuple[PyTree, Slots]:
         new, steps = rule.apply(state, wide, grads, **context)
-        done = with_paths(steps)
-        zero = {path: jnp.zeros_like(widen(named[path])) for path in given}
-        return new, Slots({path: done.get(path, zero[path]) for path in given})
+        return new, Slots({**zeros, **with_paths(steps)})
 
-    def stay() -> tuple[PyTree, Slots]:
-        zero = {path: jnp.zeros_like(widen(named[path])) for path in given}
-        return state, Slots(zero)
-
-    new, steps = lax.cond(holds, step, stay)
+    new, steps = lax.cond(holds, step, lambda: (state, zeros))
     made = structure.unflatten([steps.get(path) for path in named])
     return new, steps_like(params, made)
 

@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
-from optimjax.arrays import cast, real_dtype, widen
+from optimjax.arrays import cast, real_dtype
 from optimjax.hyper import Hyper
-from optimjax.rule import Rule, rule
-from optimjax.treewide import Count, PyTree, increment, spread, steps_like
+from optimjax.rule import OneFactor, rule
+from optimjax.treewide import Count, PyTree, increment
 
 __all__ = ["Plateau", "ReduceOnPlateau"]
 
@@ -40,7 +40,7 @@ class Plateau(Count):
 
 
 @rule
-class ReduceOnPlateau(Rule):
+class ReduceOnPlateau(OneFactor):
     """Steps scaled down whenever the loss has not improved for a while.
 
         improved = value < best - (rtol * |best| + atol)       best: inf at first
@@ -106,12 +106,9 @@ class ReduceOnPlateau(Rule):
             *(none(), number(1), number(math.inf)), none(), none(), number(0), none()
         )
 
-    def apply(
-        self, state: Plateau, params: PyTree, grads: PyTree, **context: Any
-    ) -> tuple[Plateau, PyTree]:
-        grads = jax.tree.map(widen, spread(params, grads))
-        if not jax.tree.leaves(grads):  # no update took place, so nothing is counted
-            return state, grads
+    def one_factor(
+        self, state: Plateau, grads: PyTree, **context: Any
+    ) -> tuple[Plateau, Array]:
         value = context["value"]
         if np.ndim(value) != 0:
             raise ValueError(
@@ -120,8 +117,7 @@ class ReduceOnPlateau(Rule):
             )
         now = self.at_count(state.count)
         state = now._evaluated(state, cast(value, state.best.dtype))
-        steps = jax.tree.map(lambda g: scaled(g, state.scale), grads)
-        return state, steps_like(params, steps)
+        return state, state.scale
 
     def _evaluated(self, state: Plateau, value: Array) -> Plateau:
         """The state after one more value, with schedules evaluated."""
@@ -154,11 +150,3 @@ class ReduceOnPlateau(Rule):
         before = dataclasses.replace(state, mean=mean, seen=seen)
         new = jax.tree.map(lambda a, b: jnp.where(due, a, b), after, before)
         return dataclasses.replace(new, count=state.next().count)
-
-
-def scaled(g: Array, scale: Array) -> Array:
-    """`g` times a real scalar, which strict promotion would refuse for complex `g`."""
-    scale = cast(scale, g.real.dtype)
-    if not jnp.iscomplexobj(g):
-        return g * scale
-    return lax.complex(g.real * scale, g.imag * scale)

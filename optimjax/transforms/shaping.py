@@ -1,20 +1,18 @@
 """Gradients made longer, shorter, smoother, noisier or centred."""
 
-from functools import reduce
 from typing import Any, ClassVar, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
-from optimjax.arrays import abs_sq, cast, total, widen, wider, zeros_like
+from optimjax.arrays import cast, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
 from optimjax.noise import Keyed
-from optimjax.rule import Rule, rule
+from optimjax.rule import OneFactor, rule
 from optimjax.rules.trust import norm, trust_ratio
 from optimjax.transforms.clipping import NOT_NEGATIVE, axes_beside, rms
-from optimjax.treewide import Count, PyTree, spread, steps_like
+from optimjax.treewide import Count, PyTree, squared_length
 
 __all__ = [
     "AddNoise",
@@ -103,7 +101,7 @@ class Centralize(LeafRule):
 
 
 @rule
-class Normalize(Rule):
+class Normalize(OneFactor):
     """All gradients scaled by one factor, so that together they have one length.
 
         step = norm * g / (|g| + eps)
@@ -135,24 +133,14 @@ class Normalize(Rule):
     def init(self, params: PyTree) -> Count:
         return Count.zero()
 
-    def apply(
-        self, state: Count, params: PyTree, grads: PyTree, **context: Any
-    ) -> tuple[Count, PyTree]:
-        grads = jax.tree.map(widen, spread(params, grads))
-        if not jax.tree.leaves(grads):  # no update took place, so nothing is counted
-            return state, grads
-        state, scale = self.one_factor(state, grads)
-        steps = jax.tree.map(lambda g: g * cast(scale, g.dtype), grads)
-        return state, steps_like(params, steps)
-
-    def one_factor(self, state: Count, grads: PyTree) -> tuple[Count, Array]:
-        squares = [total(abs_sq(widen(g))) for g in jax.tree.leaves(grads)]
-        dtype = reduce(wider, [square.dtype for square in squares])
-        whole = sum((square.astype(dtype) for square in squares), jnp.zeros((), dtype))
-        here = self.at_count(state.count)
+    def one_factor(
+        self, state: Count, grads: PyTree, **context: Any
+    ) -> tuple[Count, Array]:
+        whole, here = squared_length(grads), self.at_count(state.count)
+        wanted, eps = cast(here.norm, whole.dtype), cast(here.eps, whole.dtype)
         # The root of 0 has no derivative.
-        length = jnp.sqrt(jnp.maximum(whole, jnp.finfo(dtype).tiny))
-        return state.next(), cast(here.norm, dtype) / (length + cast(here.eps, dtype))
+        length = jnp.sqrt(jnp.maximum(whole, jnp.finfo(whole.dtype).tiny))
+        return state.next(), wanted / (length + eps)
 
 
 @rule
