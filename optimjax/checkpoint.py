@@ -1,6 +1,5 @@
 """A state as plain dicts of arrays, and back."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optimjax.arrays import is_array, is_traced
-from optimjax.leaf import shared_counts, skipping
+from optimjax.leaf import own_counts, skipping
 from optimjax.paths import Path, by_words, complain
 from optimjax.state import State, as_state
 
@@ -87,9 +86,9 @@ def state_from_dict(state: State, saved: Mapping[str, Any]) -> State:
     frozen = {p: given.pop(p) for p in list(given) if p.startswith("frozen/")}
     _refuse_other_ties(state, {p.partition("/")[2]: int(n) for p, n in places.items()})
     still = sorted(path.partition("/")[2] for path in frozen)
-    # A slot's name may hold slashes, and "/own/": each of them may be the one.
-    ends = {p[m.end() :] for p in given for m in re.finditer("/own/", p)}
-    inner = skipping(state.inner, [name for name in state.ties.names if name in ends])
+    possible = own_counts({"inner": skipping(state.inner, state.ties.names)})
+    alone = {words[-1] for words in possible if "/".join(words) in given}
+    inner = skipping(state.inner, [name for name in state.ties.names if name in alone])
     template = State(state.rule, inner, state.ties, tuple(still))
     problems: dict[Path, str] = {}
     new = []
@@ -97,7 +96,7 @@ def state_from_dict(state: State, saved: Mapping[str, Any]) -> State:
     for key, old in by_words(template).items():
         path = "/".join(key)
         left.pop(path, None)
-        places = [path, *map("/".join, shared_counts(key))]
+        places = [path, *map("/".join, possible.get(key, ()))]
         value = next((given[place] for place in places if place in given), None)
         if value is None:
             problems[path] = "nothing saved"

@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.tree_util import GetAttrKey
 from jax.typing import DTypeLike
 
 from optimjax.arrays import cast, cast_like, compute_dtype, real_part_dtype, widen
 from optimjax.kernels import available
 from optimjax.kernels.fused import Kernel, fits, fused_update
-from optimjax.paths import Path, Slots, complain, with_paths
+from optimjax.paths import Path, Slots, complain, parts, with_paths
 from optimjax.rule import Rule, rule
 from optimjax.treewide import Count, PyTree, gradients_by_path, increment
 
@@ -39,11 +40,8 @@ class LeafState(Count):
 
     def skipping(self, paths: Iterable[Path]) -> "LeafState":
         """The same state, with room for these slots' own number of steps."""
-        new = [p for p in paths if p in self.slots and p not in self.own]
-        if not new:
-            return self
-        own = counts_of_their_own(self.count, new)
-        return dataclasses.replace(self, own=Slots({**self.own, **own}))
+        own = counted_alone(self.own, self.count, self.slots, paths)
+        return dataclasses.replace(self, own=own)
 
     def after(self, moving: Collection[Path]) -> "LeafState":
         """The same state, with one step more counted for the slots that take one."""
@@ -56,9 +54,22 @@ class LeafState(Count):
         return self.own.get(path, self.count)
 
 
-def counts_of_their_own(count: Array, paths: Iterable[Path]) -> dict[Path, Array]:
-    """Copies: a state of which two leaves are one buffer could not be donated."""
-    return {path: jnp.array(count, copy=True) for path in paths}
+def counted_alone(
+    own: Slots, count: Array, slots: Slots, paths: Iterable[Path]
+) -> Slots:
+    """`own`, with `count` for those of `paths` that had none of their own.
+
+    In the order of the slots, in whatever order they came to be skipped; and copies,
+    for a state of which two leaves are one buffer could not be donated.
+    """
+    wanted = {*own, *paths}
+    if len(wanted) == len(own):
+        return own
+    return Slots(
+        (path, own[path] if path in own else jnp.array(count, copy=True))
+        for path in slots
+        if path in wanted
+    )
 
 
 def skipping(state: PyTree, paths: Iterable[Path]) -> PyTree:
@@ -71,14 +82,15 @@ def skipping(state: PyTree, paths: Iterable[Path]) -> PyTree:
     )
 
 
-def shared_counts(words: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Where the count is of a slot that has no own one at this path of a state.
+def own_counts(state: PyTree) -> dict[tuple[str, ...], list[tuple[str, ...]]]:
+    """Where slots have counts of their own, and where instead those of others are.
 
-    What counts alone in one rule may count with the others in the next.
+    What counts alone in one rule may count with the others in the next. A slot may be
+    called "own", too; the field is no key of a dict.
     """
-    if words[-2:-1] != ("own",):
-        return []
-    return [(*words[:-2], name) for name in ("batches", "count")]
+    keyed, _ = jax.tree_util.tree_flatten_with_path(state)
+    found = [parts(keys) for keys, _ in keyed if keys[-2:-1] == (GetAttrKey("own"),)]
+    return {w: [(*w[:-2], name) for name in ("batches", "count")] for w in found}
 
 
 @rule

@@ -10,7 +10,7 @@ from jax import Array
 from optimjax.arrays import cast_like
 from optimjax.finding import TiesArg, find_ties
 from optimjax.hyper import ByPath, PerPath
-from optimjax.leaf import shared_counts, skipping
+from optimjax.leaf import own_counts, skipping
 from optimjax.nested import walk
 from optimjax.paths import Path, Where, by_words, complain, nearest, parts
 from optimjax.rule import Rule, is_rule
@@ -105,8 +105,7 @@ def transfer(
     new = [name for name in found.names if name not in old_of]
     frozen = {name for name, old in old_of.items() if old in state.frozen}
     # All that is new or frozen counts alone, and so does what did so before.
-    before = by_words(state.inner)
-    counting = {words[-1] for words in before if words[-2:-1] == ("own",)}
+    counting = {words[-1] for words in own_counts(state.inner)}
     shared = {name for name, old in old_of.items() if old not in counting} - frozen
     alone = [name for name in found.names if name not in shared]
     inner = _filled(skipping(target.inner, alone), target, state, old_of)
@@ -200,22 +199,22 @@ def _filled(
 ) -> PyTree:
     """The inner state of `target`, with what `state` kept at the same places."""
     old, moves = by_words(state.inner), _moves(target, state)
+    shared = own_counts(template)
     names = set(target.ties.names)
 
     def fill(keys: Any, fresh: Array) -> Array:
         words = parts(keys)
-        slot = next((k.key for k in keys if getattr(k, "key", None) in names), None)
-        if slot is not None and slot not in old_of:
+        # A field or a label may be called like a slot; the slot is the innermost key.
+        at = [i for i, k in enumerate(keys) if getattr(k, "key", None) in names][-1:]
+        if at and words[at[0]] not in old_of:
             return fresh
         fitting = [n for n in range(len(words) + 1) if words[:n] in moves]
         if not fitting:
             return fresh
-        below = [
-            old_of[slot] if slot is not None and word == slot else word
-            for word in words[fitting[-1] :]
-        ]
-        where = (*moves[words[: fitting[-1]]], *below)
-        places = (where, *shared_counts(where))
+        here = [old_of[word] if [i] == at else word for i, word in enumerate(words)]
+        above, length = moves[words[: fitting[-1]]], fitting[-1]
+        places = [(*above, *here[length:])]
+        places += [(*above, *other[length:]) for other in shared.get(words, ())]
         value = next((old[place] for place in places if place in old), None)
         return fresh if value is None else _overlaid(fresh, value)
 

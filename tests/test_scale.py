@@ -52,6 +52,8 @@ WORK = {
     "summary": lambda s, m: oj.summary(s),
     "repr": lambda s, m: repr(s),
     "hash": lambda s, m: (hash(s.ties), s.ties == oj.find_ties(m)),
+    "checkpoint": lambda s, m: oj.state_from_dict(s, oj.state_to_dict(s)),
+    "transfer": lambda s, m: oj.transfer(s, m),
     "trainables": lambda s, m: oj.trainables(m),
     "hyperparams": lambda s, m: oj.hyperparams(s),
     "trace": lambda s, m: jax.eval_shape(lambda s, m: oj.update(s, m, m)[0], s, m),

@@ -76,6 +76,21 @@ def test_renamed_leaves_and_branches(rng):
             oj.transfer(state, new, renamed=wrong)
 
 
+def test_slots_named_like_fields_labels_and_each_other(rng):
+    """Names that swap, and names that stand in the state for something else."""
+    names = ("m", "v", "count", "own", "slots", "x")
+    old = {name: jnp.full(2, i + 1.0) for i, name in enumerate(names)}
+    rule = oj.Partition({"x": oj.Adam(0.1), "m": oj.Adam(0.2)}, {"x": "m", "*": "x"})
+    state, old = trained(rule, old)
+    swapped = {"m": "v", "v": "m", "count": "own", "own": "count"}
+    new = {name: old[swapped.get(name, name)] for name in names}
+    after, report = oj.transfer(state, new, renamed=swapped)
+    assert set(report.kept) == set(names)
+    for name in names:
+        same_bits(after.slots[name], state.slots[swapped.get(name, name)])
+    same_bits(oj.transfer(after, old, renamed=swapped)[0], state)
+
+
 def test_a_vocabulary_grows(rng):
     state, old = trained(oj.Adam(0.1), model_of(rng, embed=(5, 3), b=(2,)))
     grown = jnp.concatenate([old["embed"], jnp.zeros((2, 3))])

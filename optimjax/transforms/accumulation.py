@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from optimjax.arrays import cast, widen, zeros_like
 from optimjax.hyper import Hyper
-from optimjax.leaf import counts_of_their_own, skipping
+from optimjax.leaf import counted_alone, skipping
 from optimjax.nested import Wrapper, every_rule
 from optimjax.paths import Path, Slots, with_paths
 from optimjax.rule import rule
@@ -41,10 +41,9 @@ class Accumulated(Count):
 
     def skipping(self, paths: Iterable[Path]) -> "Accumulated":
         paths = list(paths)
-        new = [p for p in paths if p in self.sums and p not in self.own]
-        own = {**self.own, **counts_of_their_own(self.batches, new)}
+        own = counted_alone(self.own, self.batches, self.sums, paths)
         inner = skipping(self.inner, paths)
-        return dataclasses.replace(self, inner=inner, own=Slots(own))
+        return dataclasses.replace(self, inner=inner, own=own)
 
 
 @rule

@@ -109,6 +109,19 @@ class Partition(Rule):
         structure = jax.tree.structure(params)
         return new, structure.unflatten([steps[path] for path in named])
 
+    def descend(
+        self, state: dict[str, PyTree], params: Slots, grads: Slots, **context: Any
+    ) -> tuple[dict[str, PyTree], Slots]:
+        """Each group as its rule would alone, in a compiled loop where it has one."""
+        xs, gs = self._split(params, params), self._split(grads, params)
+        new, moved = {}, Slots(params)
+        for label, inner in self.rules.items():
+            new[label], group = inner.descend(
+                state[label], xs[label], gs[label], **context
+            )
+            moved.update(group)
+        return new, moved
+
     def parts(self, state: PyTree, slots: list[Path]) -> list[Part]:
         owner = {path: self._label(path, None) for path in slots}
         return [
