@@ -1,4 +1,4 @@
-"""A random generator for each slot, and the noise that is drawn from it."""
+"""A random generator for each slot, and what is drawn from it."""
 
 import dataclasses
 import zlib
@@ -25,19 +25,15 @@ class Key(NamedTuple):
 
 
 class Keyed(LeafRule):
-    """What rules with Gaussian noise share: a key for each slot, and how it is drawn.
+    """What rules that draw random numbers share: a key for each slot.
 
-        n ~ Normal(0, eta / t^gamma)
-
-    A key is started from `seed` and the slot's path, so that the noise of one slot does
+    A key is started from `seed` and the slot's path, so that the numbers of one slot do
     not change when others come, go or are skipped. A rule derives from this class and
-    declares its own fields `eta`, `gamma` and `seed`.
+    declares its own field `seed`.
 
     State: `key`, data of a threefry key, uint32, (2,).
     """
 
-    eta: Hyper
-    gamma: Hyper
     seed: int
 
     def init(self, params: PyTree) -> LeafState:
@@ -55,11 +51,26 @@ class Keyed(LeafRule):
     def init_leaf(self, x):
         return None
 
+    def draw(self, state: Key) -> tuple[Key, Array]:
+        """The next key to keep, and one to draw from."""
+        key, here = jax.random.split(jax.random.wrap_key_data(state.key, impl=THREEFRY))
+        return Key(jax.random.key_data(key)), here
+
+
+class Noisy(Keyed):
+    """What rules with Gaussian noise share.
+
+        n ~ Normal(0, eta / t^gamma)
+
+    A rule derives from this class and declares its own `eta`, `gamma` and `seed`.
+    """
+
+    eta: Hyper
+    gamma: Hyper
+
     def noise(self, state: Key, x: Array, t: Array) -> tuple[Key, Array]:
         """The next key, and noise of the shape and dtype of `x`."""
-        key = jax.random.wrap_key_data(state.key, impl=THREEFRY)
-        key, here = jax.random.split(key)
+        state, here = self.draw(state)
         # Drawn in float32 always: float64 would be other numbers, not more digits.
         unit = cast(jax.random.normal(here, x.shape, jnp.float32), x.dtype)
-        noise = jnp.sqrt(self.eta / t**self.gamma) * unit
-        return Key(jax.random.key_data(key)), noise
+        return state, jnp.sqrt(self.eta / t**self.gamma) * unit

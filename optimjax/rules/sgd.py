@@ -10,7 +10,7 @@ from optimjax.arrays import zeros_like
 from optimjax.hyper import Hyper
 from optimjax.kernels.fused import Kernel
 from optimjax.leaf import LeafRule
-from optimjax.noise import Keyed
+from optimjax.noise import Noisy
 from optimjax.rule import rule
 
 __all__ = ["ASGD", "SGD", "Momentum", "NoisySGD", "OptimisticGradientDescent"]
@@ -191,7 +191,7 @@ class ASGD(LeafRule):
 
 
 @rule
-class NoisySGD(Keyed):
+class NoisySGD(Noisy):
     """Gradient descent with Gaussian noise, of a variance that falls.
 
         n    ~ Normal(0, eta / t^gamma)

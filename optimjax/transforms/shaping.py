@@ -8,7 +8,7 @@ from jax import Array
 from optimjax.arrays import cast, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
-from optimjax.noise import Keyed
+from optimjax.noise import Noisy
 from optimjax.rule import OneFactor, rule
 from optimjax.rules.trust import norm, trust_ratio
 from optimjax.transforms.clipping import NOT_NEGATIVE, axes_beside, rms
@@ -144,7 +144,7 @@ class Normalize(OneFactor):
 
 
 @rule
-class AddNoise(Keyed):
+class AddNoise(Noisy):
     """Gaussian noise, of a variance that falls, added to what comes in.
 
         n    ~ Normal(0, eta / t^gamma)

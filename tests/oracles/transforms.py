@@ -163,6 +163,11 @@ def add_noise(params: Params, grads: Steps, *, eta=0.01, gamma=0.55, seed=0) -> 
     return stepping(params, grads, lambda path, x, g, t: g)
 
 
+def stochastic_rounding(params: Params, grads: Steps, *, seed=0) -> Steps:
+    """step = g for all that is not bfloat16, which an oracle cannot foretell."""
+    return stepping(params, grads, lambda path, x, g, t: g)
+
+
 def trust_ratio(
     params: Params, grads: Steps, *, coefficient=1.0, min_norm=0.0, eps=0.0
 ) -> Steps:
@@ -278,6 +283,7 @@ ORACLES = {
     "Centralize": centralize,
     "Normalize": normalize,
     "AddNoise": add_noise,
+    "StochasticRounding": stochastic_rounding,
     "TrustRatio": trust_ratio,
     "ScaleByParamNorm": scale_by_param_norm,
     "ScaleByParamRMS": scale_by_param_rms,
