@@ -71,9 +71,12 @@ def test_steps_are_those_of_xla(rule, dtypes, rng):
     state = oj.align(state, grads[1])
     (state, model), expected, compiled = both_ways(run, state, model, *grads)
     assert compiled
-    close(state.inner, expected[0].inner, 2e-5, 1e-7)
-    # 16-bit parameters may fall to either side of a tie.
-    close(model, expected[1], *((2e-5, 2e-6) if dtypes == "ff" else (8e-3, 1e-3)))
+    # 16-bit parameters may fall to either side of a tie: half of 2^-8 of them, and as
+    # much of what weight decay takes from them into the state. Without that: roundings
+    # of terms of about 1, which may cancel.
+    rounded = dtypes[0] == "b"
+    close(state.inner, expected[0].inner, 2e-5, 1e-3 if rounded else 1e-6)
+    close(model, expected[1], *((8e-3, 1e-3) if rounded else (2e-5, 2e-6)))
 
 
 FINITE = (0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e-20, 1.0, -3e4, 1e18, 3e38)
