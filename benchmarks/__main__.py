@@ -1,118 +1,143 @@
-"""optimjax beside optax and a hand-written step: `python -m benchmarks [--quick]`.
+"""optimjax beside optax, torch and loops by hand: `python -m benchmarks [--quick]`.
 
-One process, interleaved repeats, medians. Results are compared before they are timed.
-Times on a busy machine are noise; the ratios are less so.
+Every peer makes the same updates (checked before they are timed), in one process and in
+turn. Times on a busy machine are noise; ratios are less so, and are given with their
+quartiles. With --out DIR: `benchmarks.json` and `benchmarks.png` there.
 """
 
 import argparse
+import json
+import os
+import platform
 import statistics
-import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
 
 import optimjax as oj
+from benchmarks import figures, special
+from benchmarks.measure import case, ratio, scans
+from benchmarks.models import MODELS
+from benchmarks.peers import OURS, PEERS
 
-MODELS = {
-    "MLP 784-512-512-10": [(784, 512), (512,), (512, 512), (512,), (512, 10), (10,)],
-    "148 of (64, 64)": [(64, 64)] * 148,
-    "300 of (64,)": [(64,)] * 300,
-}
-RULES = {
-    "SGD, momentum": (oj.SGD(1e-3, momentum=0.9), optax.sgd(1e-3, momentum=0.9)),
-    "Adam": (oj.Adam(1e-3), optax.adam(1e-3)),
-    "AdamW, clipped": (
-        oj.Chain(oj.ClipByGlobalNorm(1.0), oj.AdamW(1e-3)),
-        optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)),
-    ),
-}
+QUICK = {"models": ["MLP", "300x(64,64)"], "rules": ["SGDm", "Adam"]}
 
 
-def loss(model, scale):
-    return scale * sum(jnp.sum(x * x) for x in model.values())
+def machine() -> dict[str, Any]:
+    return {
+        "device": str(jax.devices()[0]),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "jax": jax.__version__,
+        "optax": version("optax"),
+        "torch": version("torch") if "torch fused" in PEERS else None,
+        "kernels": oj.kernels.status(),
+    }
 
 
-def optimjax_loop(rule, model):
-    step, held = oj.make_step(loss, donate=True), [oj.setup(rule, model), model]
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="two models, two rules")
+    parser.add_argument("--models", nargs="+", choices=MODELS, metavar="MODEL")
+    parser.add_argument("--rules", nargs="+", choices=OURS, metavar="RULE")
+    parser.add_argument("--budget", type=float, help="seconds for each table cell")
+    parser.add_argument("--out", type=Path, default=Path())
+    args = parser.parse_args(argv)
+    models = args.models or (QUICK["models"] if args.quick else list(MODELS))
+    rules = args.rules or (QUICK["rules"] if args.quick else list(OURS))
+    budget = args.budget or (2.0 if args.quick else 6.0)
+    results: dict[str, Any] = {"machine": machine(), "cases": []}
+    print(*(f"{key}: {value}" for key, value in results["machine"].items()), sep="\n")
 
-    def run():
-        held[0], held[1], value = step(held[0], held[1], 0.5)
-        return held[1], value
+    for name in models:
+        for rule in rules:
+            print(f"... {name}, {rule}", flush=True)
+            results["cases"].append(case(name, MODELS[name], rule, PEERS, budget))
+    print("\nA step: median, and how many times as long others take (quartiles)\n")
+    print(figures.steps(results["cases"]))
+    print("\nTracing + compilation (the whole first call), seconds\n")
+    print(figures.compiles(results["cases"]))
 
-    return run
-
-
-def optax_loop(rule, model):
-    held = [rule.init(model), model]
-
-    @jax.jit
-    def step(state, model, scale):
-        value, grads = jax.value_and_grad(loss)(model, scale)
-        updates, state = rule.update(grads, state, model)
-        return state, optax.apply_updates(model, updates), value
-
-    step = jax.jit(step, donate_argnums=(0, 1))
-
-    def run():
-        held[0], held[1], value = step(held[0], held[1], 0.5)
-        return held[1], value
-
-    return run
-
-
-def first_call(run):
-    """Seconds to trace, compile and run, and the model after it."""
-    start = time.perf_counter()
-    model, _ = jax.block_until_ready(run())
-    return time.perf_counter() - start, jax.tree.map(np.asarray, model)
-
-
-def step_times(loops, repeats, calls):
-    """Median microseconds of a call of each loop, taken in turn."""
-    times = {name: [] for name in loops}
-    for _ in range(repeats):
-        for name, run in loops.items():
-            start = time.perf_counter()
-            for _ in range(calls):
-                out = run()
-            jax.block_until_ready(out)
-            times[name].append((time.perf_counter() - start) / calls * 1e6)
-    return {name: statistics.median(each) for name, each in times.items()}
-
-
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few repeats only")
-    quick = parser.parse_args(argv).quick
-    repeats, calls = (3, 5) if quick else (15, 20)
-    header = ("model", "rule", "first call", "optax / ours", "step", "optax / ours")
-    print("{:20} {:15} {:>10} {:>13} {:>10} {:>13}".format(*header))
-    results = []
-    for name, shapes in MODELS.items():
-        for title, (ours, theirs) in RULES.items():
-            rng = np.random.default_rng(0)
-            numbers = [rng.normal(size=s).astype(np.float32) for s in shapes]
-            loops, first, after = {}, {}, {}
-            for who, make, rule in (
-                ("optimjax", optimjax_loop, ours),
-                ("optax", optax_loop, theirs),
-            ):
-                model = {f"x{i}": jnp.array(x) for i, x in enumerate(numbers)}
-                loops[who] = make(rule, model)
-                first[who], after[who] = first_call(loops[who])
-            for key, x in after["optimjax"].items():
-                np.testing.assert_allclose(x, after["optax"][key], rtol=1e-4, atol=1e-6)
-            step = step_times(loops, repeats, calls)
-            results.append((name, title, first, step))
-            print(
-                f"{name:20} {title:15} {first['optimjax']:8.2f} s "
-                f"{first['optax'] / first['optimjax']:12.2f}x "
-                f"{step['optimjax']:7.0f} us {step['optax'] / step['optimjax']:12.2f}x",
-                flush=True,
-            )
+    some = {name: PEERS[name] for name in ("optimjax", "optax", "by hand")}
+    results["scan"] = {}
+    for name in models:
+        if MODELS[name].numbers < 3e7:
+            times = scans(MODELS[name], "Adam", some, budget)
+            results["scan"][name] = times
+    print("\nA step of Adam among 64 in one scan; optax's, one by one, in proportion\n")
+    print(
+        figures.table(
+            ("model", *some, "optax's step / our scan"),
+            (
+                [
+                    name,
+                    *(figures.seconds(statistics.median(t)) for t in times.values()),
+                    one_by_one(results, name),
+                ]
+                for name, times in results["scan"].items()
+            ),
+        )
+    )
+    extra(results, args.quick, budget)
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "benchmarks.json").write_text(json.dumps(results, indent=1))
+    figures.chart(results["cases"], args.out / "benchmarks.png")
+    print(f"\nbenchmarks.json and benchmarks.png are in {args.out.resolve()}")
     return results
+
+
+def one_by_one(results: dict[str, Any], model: str) -> str:
+    for each in results["cases"]:
+        if (each["model"], each["rule"]) == (model, "Adam"):
+            ours = statistics.median(results["scan"][model]["optimjax"])
+            return f"{statistics.median(each['step']['optax']) / ours:.2f}x"
+    return "–"
+
+
+def extra(results: dict[str, Any], quick: bool, budget: float) -> None:
+    counts = results["compilations"] = special.compilations()
+    print("\nCompilations in five more steps, with a schedule / with other rates:")
+    print(*(f"  {who}: {a} / {b}" for who, (a, b) in counts.items()), sep="\n")
+
+    results["make_step"] = {}
+    print("\nA call of make_step's step / of a bare compiled function with its arrays:")
+    for leaves in (6, 148) if quick else (6, 148, 1000):
+        ours, bare = results["make_step"][leaves] = special.make_step_overhead(leaves)
+        print(
+            f"  {leaves} leaves: {figures.seconds(ours)} / {figures.seconds(bare)}; "
+            f"{figures.seconds(max(ours - bare, 0))} more"
+        )
+
+    name = "MLP" if quick else "ResNet-50"
+    times = results["wrappers"] = special.wrappers(MODELS[name], budget)
+    print(
+        f"\nAdamW on {name} within a wrapper, in proportion to AdamW alone (quartiles):"
+    )
+    for wrapper in special.WRAPPERS:
+        print(f"  {wrapper}: {figures.spread(ratio(times, 'alone', wrapper))}")
+    if quick:
+        return
+
+    results["peak_memory"] = {}
+    print("\nPeak memory of a process with Adam on 20 M numbers, above its start:")
+    for peer in ("optimjax", "optimjax, XLA", "optax", "by hand"):
+        most = special.peak_memory("20M", "Adam", peer)
+        results["peak_memory"][peer] = most
+        print(f"  {peer}: {most / 1e6:.0f} MB")
+
+    found = results["tied"] = special.tied(budget)
+    print("\nGPT-2 whose head is its embedding, AdamW, the whole step donated:")
+    for who, (state, model) in found["bytes"].items():
+        time = figures.seconds(statistics.median(found["step"][who]))
+        print(
+            f"  {who}: {time}, state {state / 1e6:.0f} MB, model {model / 1e6:.0f} MB"
+        )
+    print(
+        "  optax takes", figures.spread(ratio(found["step"], "optimjax", "optax")), "x"
+    )
+    print("  one array donated twice:", found["optax, one array donated twice"])
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ namespace {
 #endif
 #define INLINE inline __attribute__((always_inline))
 
-constexpr int64_t kChunk = 1 << 14;  // numbers in a piece of work
-constexpr int64_t kAlone = 1 << 15;  // up to so many, waking another thread costs more
+static const int64_t kChunk = getenv("CHUNK") ? atol(getenv("CHUNK")) : 1 << 14;  // numbers in a piece of work
+static const int64_t kAlone = getenv("ALONE") ? atol(getenv("ALONE")) : 1 << 15;  // up to so many, waking another thread costs more
 
 // --- Numbers -------------------------------------------------------------------------
 
@@ -54,6 +54,18 @@ INLINE void round_to(float x, bf16& y) {  // to nearest, ties to even; NaN stays
   uint32_t nan = (bits >> 16) | 0x40;
   bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
   y.bits = static_cast<uint16_t>(is_nan ? nan : near);
+}
+
+// Of 0 and NaN, themselves. On integers: a compiler may take comparisons of floats for
+// branches, which it cannot vectorise and no processor can foresee.
+INLINE float sign(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  uint32_t size = bits & 0x7fffffff, one = (bits & 0x80000000) | 0x3f800000;
+  bool itself = size == 0 || size > 0x7f800000;
+  bits = itself ? bits : one;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
 }
 
 // --- Rules ---------------------------------------------------------------------------
@@ -128,8 +140,7 @@ INLINE void lion(const float* s, bool decays, const Piece& p) {
   for (int64_t i = 0; i < p.size; ++i) {
     float xi = wide(x[i]), gi = scale * wide(g[i]);
     float c = b1 * m[i] + (1 - b1) * gi;
-    float sign = c > 0 ? 1.0f : c < 0 ? -1.0f : c;  // of 0 and NaN, themselves
-    float step = rate * sign;
+    float step = rate * sign(c);
     if (decays) step += decay * xi;
     new_m[i] = b2 * m[i] + (1 - b2) * gi;
     round_to(xi - step, new_x[i]);

@@ -1,0 +1,214 @@
+"""Figures that are not the time of a step: memory, overhead, ties, what wrappers cost."""
+
+import resource
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import optimjax as oj
+from benchmarks.measure import compiling, in_turn, repeated
+from benchmarks.models import MODELS, Model, gpt2, many
+from benchmarks.peers import LR, OPTAX, OURS, PEERS, donating, optax_
+
+
+def peak_memory(model: str, rule: str, peer: str) -> int:
+    """Bytes that a new process takes at most for three updates."""
+    command = [sys.executable, "-m", "benchmarks.special", model, rule, peer]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return int(done.stdout)
+
+
+def _peak(model: str, rule: str, peer: str) -> None:
+    def most() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    # All that is imported and compiled is there before the arrays are.
+    small = Model({"x": (8,)}).arrays(seed=0)
+    run = PEERS[peer](rule, small)
+    assert run is not None
+    run.step(run.carry, Model({"x": (8,)}).arrays(seed=1))
+    before = most()
+    zeros = {
+        k: jnp.zeros(s, MODELS[model].dtype) for k, s in MODELS[model].shapes.items()
+    }
+    run = PEERS[peer](rule, jax.tree.map(jnp.copy, zeros))
+    assert run is not None
+    carry, grads = run.carry, zeros
+    run = run._replace(carry=None)
+    for _ in range(3):
+        carry = jax.block_until_ready(run.step(carry, grads))
+    print(most() - before)
+
+
+def compilations(rule: str = "AdamW", steps: int = 5) -> dict[str, tuple[int, int]]:
+    """What compiles after the first step: with a schedule; and each with another rate."""
+    model = Model({"x": (8,)})
+    grads = model.arrays(seed=1)
+    step = jax.jit(oj.update)
+
+    def schedule(count: Any) -> Any:
+        return LR / (1 + count)
+
+    def ours(rate: Any, change: bool) -> int:
+        params = model.arrays(seed=0)
+        state = oj.setup(OURS[rule](rate), params)
+        state, params = step(state, params, grads)
+        with compiling() as seen:
+            for i in range(steps):
+                if change:
+                    state = oj.adjust(state, learning_rate=LR * (i + 2))
+                state, params = step(state, params, grads)
+        return len(seen["compile"])
+
+    def theirs(rate: Any, change: bool) -> int:
+        params = model.arrays(seed=0)
+        run = optax_step(OPTAX[rule](rate))
+        opt_state, params = run(OPTAX[rule](rate).init(params), params, grads)
+        with compiling() as seen:
+            for i in range(steps):
+                if change:  # a number is a constant of the program
+                    run = optax_step(OPTAX[rule](LR * (i + 2)))
+                opt_state, params = run(opt_state, params, grads)
+        return len(seen["compile"])
+
+    return {
+        "optimjax": (ours(schedule, False), ours(LR, True)),
+        "optax": (theirs(schedule, False), theirs(LR, True)),
+    }
+
+
+def optax_step(tx: Any) -> Callable[..., Any]:
+    @jax.jit
+    def step(opt_state: Any, params: Any, grads: Any) -> Any:
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return opt_state, optax.apply_updates(params, updates)
+
+    return step
+
+
+def make_step_overhead(leaves: int) -> tuple[float, float]:
+    """Seconds of a call of `make_step`'s step of Adam on arrays of one number; and of
+    the bare compiled call that takes and returns as many arrays."""
+    model = Model(many(leaves, (1,))).arrays(seed=0)
+    step = oj.make_step(lambda model, scale: scale * sum(x[0] for x in model.values()))
+    held = [oj.setup(oj.Adam(LR), model), model]
+
+    def ours() -> Any:
+        *held[:], value = step(*held, 1.0)
+        return value
+
+    @jax.jit
+    def bare(count: Any, params: Any, ms: Any, vs: Any, scale: Any) -> Any:
+        params, ms, vs = jax.tree.map(lambda x: x + scale, (params, ms, vs))
+        return count + 1, params, ms, vs, scale
+
+    params = tuple(model.values())
+    flat = [jnp.zeros((), jnp.int32), params, params, params]
+
+    def theirs() -> Any:
+        *flat[:], value = bare(*flat, 1.0)
+        return value
+
+    ours(), theirs()
+    times = in_turn({"ours": ours, "bare": theirs}, budget=1.0)
+    return statistics.median(times["ours"]), statistics.median(times["bare"])
+
+
+@jax.custom_vjp
+def given(model: Any, grads: Any) -> Any:
+    """A loss of 0 at no cost, whose gradients are `grads`."""
+    return jnp.zeros(())
+
+
+def _backwards(grads: Any, value: Any) -> Any:
+    return grads, jax.tree.map(jnp.zeros_like, grads)
+
+
+given.defvjp(lambda model, grads: (given(model, grads), grads), _backwards)
+
+
+def tied(budget: float, shapes: Any = None) -> dict[str, Any]:
+    """GPT-2 whose head is its embedding: a whole step, donated, where optax has two."""
+    shapes = shapes or gpt2()
+    model, grads = Model(shapes).arrays(seed=0), Model(shapes).arrays(seed=1)
+    model["head"], grads["head"] = model["wte"], grads["wte"]
+    apart = jax.tree.map(jnp.copy, model)
+    tx, step = OPTAX["AdamW"](), oj.make_step(given, donate=True)
+    held = {
+        "optimjax": [oj.setup(OURS["AdamW"](), model), model],
+        "optax": [tx.init(apart), apart],
+    }
+
+    def by_optax(carry: Any, grads: Any) -> Any:
+        opt_state, params = carry
+        _, grads = jax.value_and_grad(given)(params, grads)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return opt_state, optax.apply_updates(params, updates)
+
+    def arrays(tree: Any) -> int:
+        own = {id(x): x.nbytes for x in jax.tree.leaves(tree) if hasattr(x, "nbytes")}
+        return sum(own.values())
+
+    size = {name: [arrays(part) for part in each] for name, each in held.items()}
+    calls = {
+        "optimjax": repeated(
+            lambda carry, grads: step(*carry, grads)[:2], held.pop("optimjax"), grads
+        ),
+        "optax": repeated(donating(by_optax), held.pop("optax"), grads),
+    }
+    del model, apart
+    for call in calls.values():
+        call()
+    return {
+        "bytes": size,  # of the state and of the model
+        "step": in_turn(calls, budget),
+        "optax, one array donated twice": donated_twice(),
+    }
+
+
+def donated_twice() -> str:
+    """What optax does with one array in two places, when both are donated."""
+    w = jnp.ones((4, 4))
+    params = {"embedding": w, "head": w}
+    run = optax_("AdamW", params)
+    try:
+        jax.block_until_ready(run.step(run.carry, params))
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"
+    return "no error"
+
+
+WRAPPERS: dict[str, Callable[[oj.Rule], oj.Rule]] = {
+    "Monitor": oj.Monitor,
+    "EMA": oj.EMA,
+    "ClipByGlobalNorm": lambda rule: oj.Chain(oj.ClipByGlobalNorm(), rule),
+    "SkipNonFinite": oj.SkipNonFinite,
+    "Accumulate, of 4": oj.Accumulate,
+    "Lookahead": oj.Lookahead,
+    "ScheduleFree": oj.ScheduleFree,
+    "MixedPrecision": oj.MixedPrecision,
+}
+
+
+def wrappers(model: Model, budget: float) -> dict[str, list[float]]:
+    """Seconds of an update of AdamW, alone and within each wrapper."""
+    step, grads = (
+        donating(lambda carry, grads: oj.update(*carry, grads)),
+        model.arrays(1),
+    )
+    calls = {}
+    for name, wrap in {"alone": lambda rule: rule, **WRAPPERS}.items():
+        params = model.arrays(seed=0)
+        carry = (oj.setup(wrap(OURS["AdamW"]()), params), params)
+        calls[name] = repeated(step, step(carry, grads), grads)
+    return in_turn(calls, budget)
+
+
+if __name__ == "__main__":
+    _peak(*sys.argv[1:])
