@@ -29,8 +29,8 @@ namespace {
 #endif
 #define INLINE inline __attribute__((always_inline))
 
-static const int64_t kChunk = getenv("CHUNK") ? atol(getenv("CHUNK")) : 1 << 14;  // numbers in a piece of work
-static const int64_t kAlone = getenv("ALONE") ? atol(getenv("ALONE")) : 1 << 15;  // up to so many, waking another thread costs more
+constexpr int64_t kChunk = 1 << 14;  // numbers in a piece of work
+constexpr int64_t kAlone = 1 << 15;  // up to so many, waking another thread costs more
 
 // --- Numbers -------------------------------------------------------------------------
 
