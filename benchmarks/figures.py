@@ -62,8 +62,8 @@ def compiles(cases: Sequence[Mapping[str, Any]]) -> str:
 
     def cells(case: Mapping[str, Any]) -> Iterable[str]:
         for name in names:
-            first = case["first"][name]
-            yield f"{first['trace']:.2f} + {first['compile']:.2f} ({first['whole']:.2f})"
+            trace, compiled, whole = case["first"][name].values()
+            yield f"{trace:.2f} + {compiled:.2f} ({whole:.2f})"
         both = [sum(case["first"][n][k] for k in ("trace", "compile")) for n in names]
         yield f"{both[names.index('optax')] / both[0]:.2f}x"
 

@@ -1,5 +1,6 @@
 """What is updated: shapes of parameters. Nothing is trained here."""
 
+import itertools
 from typing import NamedTuple
 
 import jax
@@ -31,7 +32,7 @@ class Model(NamedTuple):
 def mlp() -> Shapes:
     widths = [784, 512, 512, 10]
     shapes: Shapes = {}
-    for i, (n, m) in enumerate(zip(widths, widths[1:], strict=False)):
+    for i, (n, m) in enumerate(itertools.pairwise(widths)):
         shapes |= {f"{i}/w": (n, m), f"{i}/b": (m,)}
     return shapes
 

@@ -1,7 +1,7 @@
-"""Who updates: optimjax, optax, a loop written by hand, torch, and the memory's speed.
+"""Who updates: optimjax, optax, a loop written by hand, torch, and memory at its best.
 
-Every peer is a function of a rule's name and of `{name: array}` that returns a `Run`, or
-None if it has no such rule. All use the same numbers, those in `SETTINGS`.
+Every peer is a function of a rule's name and of `{name: array}` that returns a `Run`,
+or None if it has no such rule. All use the same numbers.
 """
 
 import importlib.util
@@ -150,7 +150,7 @@ def by_hand(rule: str, model: Arrays) -> Run:
 
 
 def floor(rule: str, model: Arrays) -> Run | None:
-    """The least that memory allows: a donated sum, in the bytes that the rule must move.
+    """The least that memory allows: a donated sum, by the bytes that the rule moves.
 
     Only for models that do not fit into a cache; and only for the time, its results are
     not the rule's.

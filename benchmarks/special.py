@@ -1,4 +1,4 @@
-"""Figures that are not the time of a step: memory, overhead, ties, what wrappers cost."""
+"""Figures beside the time of a step: memory, overhead, ties, what wrappers cost."""
 
 import resource
 import statistics
@@ -47,7 +47,7 @@ def _peak(model: str, rule: str, peer: str) -> None:
 
 
 def compilations(rule: str = "AdamW", steps: int = 5) -> dict[str, tuple[int, int]]:
-    """What compiles after the first step: with a schedule; and each with another rate."""
+    """Compilations after the first step: with a schedule; each with another rate."""
     model = Model({"x": (8,)})
     grads = model.arrays(seed=1)
     step = jax.jit(oj.update)

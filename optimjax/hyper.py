@@ -233,11 +233,13 @@ def canonical(hyper: Any, owner: str) -> Any:
     )
 
 
-def check_range(rule: str, name: str, value: Any, bounds: Any) -> None:
+def check_range(
+    rule: str, name: str, value: Any, bounds: Any, whole: bool = False
+) -> None:
     """ValueError if a concrete number is out of its range; tracers are not checked."""
     if isinstance(value, ByPath):
         for each in value.values:
-            check_range(rule, name, each, bounds)
+            check_range(rule, name, each, bounds, whole)
         return
     if bounds is None or is_traced(value) or is_schedule(value):
         return
@@ -256,6 +258,8 @@ def check_range(rule: str, name: str, value: Any, bounds: Any) -> None:
             raise ValueError(
                 f"{rule}: {name} is {number:g}, expected {expected}.{remedy}"
             )
+        if whole and np.isfinite(number) and number != np.round(number):
+            raise ValueError(f"{rule}: {name} is {number:g}, expected a whole number.")
 
 
 def evaluate(hyper: Any, count: Array | int) -> Any:

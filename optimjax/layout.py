@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from optimjax.arrays import compute_dtype, is_array, wider
+from optimjax.arrays import compute_dtype, is_array, is_inexact, wider
 from optimjax.paths import (
     Path,
     Slots,
@@ -99,7 +99,7 @@ class Layout:
         Raises:
             ValueError: a gradient has another shape than its leaf, or is complex where
                 that is real; a gradient is missing, or belongs to no leaf.
-            TypeError: a gradient arrives for a Python number.
+            TypeError: a gradient arrives for a Python number or for integers.
         """
         given = self._match(leaves, grads)
         sums = Slots()
@@ -147,13 +147,14 @@ class Layout:
                 if problem:
                     wrong[self.paths[i]] = problem
                 checked[i] = g
-            elif not is_array(leaves[i]) and _is_gradient(leaves[i], g):
+            elif _is_gradient(leaves[i], g):
+                kind = getattr(leaves[i], "dtype", type(leaves[i]).__name__)
                 numbers[self.paths[i]] = (
-                    f"a gradient for a {type(leaves[i]).__name__}, which is not "
-                    "trained, expected None"
+                    f"a gradient for a leaf of type {kind}, which is not trained, "
+                    "expected None"
                 )
         if numbers:
-            remedy = "To train a number, make it an array: jnp.asarray(value)."
+            remedy = "To train it, make it an array of floats: jnp.asarray(x, float)."
             raise TypeError(complain("update", numbers, remedy))
         if wrong:
             raise ValueError(complain("update", wrong, NOT_THE_TREE))
@@ -208,8 +209,11 @@ def is_float0(x: Any) -> bool:
 
 
 def _is_gradient(leaf: Any, g: Any) -> bool:
-    """Whether `g` means something to `leaf`, which is no array: a function or string
-    that only stands where the model has it does not."""
+    """Whether `g` means something to `leaf`, which is not trained: a function or string
+    that only stands where the model has it does not, nor do integers for integers; and
+    arrays that `trainable=` leaves out may have gradients."""
+    if is_array(leaf):
+        return is_inexact(g) and not is_inexact(leaf)
     return is_array(g) or isinstance(leaf, (float, complex, np.inexact))
 
 

@@ -89,7 +89,11 @@ def own_counts(state: PyTree) -> dict[tuple[str, ...], list[tuple[str, ...]]]:
     called "own", too; the field is no key of a dict.
     """
     keyed, _ = jax.tree_util.tree_flatten_with_path(state)
-    found = [parts(keys) for keys, _ in keyed if keys[-2:-1] == (GetAttrKey("own"),)]
+    found = [
+        parts(keys)
+        for keys, _ in keyed
+        if keys[-2:-1] == (GetAttrKey("own"),) and not isinstance(keys[-1], GetAttrKey)
+    ]
     return {w: [(*w[:-2], name) for name in ("batches", "count")] for w in found}
 
 

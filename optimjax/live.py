@@ -88,14 +88,16 @@ def adjust(state: State, where: Where = None, **changes: Hyper) -> State:
 
     Where rules are nested, every rule that has a hyperparameter of that name and acts
     on a slot at `where` takes the value. A new value compiles nothing; a new grouping
-    of slots, or another schedule function, compiles once.
+    of slots, or another schedule function, compiles once. To change it in rules of one
+    class alone, write that before the name, as `hyperparams` does:
+    `adjust(state, **{"EMA.decay": 0.99})`.
 
     Args:
         where: a glob on paths, several, or a function of (path, slot); None for all.
         **changes: the new values by name: a number, an array, a schedule, a dict
             {glob: value}.
     Raises:
-        TypeError: no rule has a hyperparameter of that name.
+        TypeError: no rule has a hyperparameter of that name, or none may change it.
         ValueError: a value out of its range; `where` matches nothing.
 
     >>> import optimjax as oj
@@ -116,6 +118,7 @@ def adjust(state: State, where: Where = None, **changes: Hyper) -> State:
             changes[name] = value.bind(places, f"adjust: {name}")
     place = placement(jax.tree.leaves(state.inner))
     used: set[str] = set()
+    settled: dict[str, str] = {}
 
     def change(rule: Rule, inner: PyTree, slots: list[Path]) -> Rule:
         mine = [path for path in slots if path in chosen]
@@ -124,18 +127,24 @@ def adjust(state: State, where: Where = None, **changes: Hyper) -> State:
             rule = rule.with_parts([change(*part) for part in parts])
         known = rule.hypers()
         fields = {}
-        for name, value in changes.items():
-            if name in known and mine:
+        for full, value in changes.items():
+            owner, _, name = full.rpartition(".")
+            wanted = name in known and owner in ("", type(rule).__name__)
+            if wanted and name in rule.settled:
+                settled[full] = f"{type(rule).__name__}: {rule.settled[name]}"
+            elif wanted and mine:
+                used.add(full)
                 value = rule.checked(name, value, "adjust: ")
                 new = _merged(known[name], value, slots, mine)
                 value = _filled(new, rule, place)
                 owner = f"adjust: {type(rule).__name__}"
                 fields[name] = rule.unless_by_path(name, value, owner)
-        used.update(fields)
         return rule.with_fields(**fields)
 
     rule = change(state.rule, state.inner, list(state.ties.names))
     unknown = [name for name in changes if name not in used]
+    if unknown and unknown[0] in settled:
+        raise TypeError(f"adjust: {unknown[0]!r} cannot change. {settled[unknown[0]]}.")
     if unknown:
         known = {
             name

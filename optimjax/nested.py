@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 from jax import Array
@@ -28,7 +28,8 @@ class Chain(Rule):
         *rules: one or more rules, in the order in which they act.
     State: a tuple, one rule's state each.
     Raises: TypeError if an argument is not a rule; ValueError if one that looks at the
-        parameter after the step (a projection, an average) is followed by another kind.
+        parameter after the step (a projection, an average) is followed by another kind,
+        if anything comes after `MixedPrecision`, or before `LossScaling`.
 
     >>> from optimjax import SGD, ClipByGlobalNorm
     >>> Chain(ClipByGlobalNorm(1.0), SGD(0.1)).rules[0]
@@ -48,6 +49,12 @@ class Chain(Rule):
                     f"Chain: {type(early[0]).__name__} looks at the parameter after "
                     f"the step, but {type(second).__name__} would still change that "
                     "step. Put it after."
+                )
+            steps_stay(f"Chain: {type(second).__name__}", first)
+            if scaling(second):
+                raise ValueError(
+                    f"Chain: {type(first).__name__} would see gradients that are still "
+                    "scaled. Put LossScaling around the chain."
                 )
         object.__setattr__(self, "rules", rules)
         self.__post_init__()
@@ -134,7 +141,8 @@ class LeafWrapper(Wrapper, LeafRule):
 
     Its author may rely on what a `LeafRule` promises. A rule that keeps an average
     writes `eval_leaf` too, for `eval_model`, and says `follows = True`: it has to see
-    the step that is taken in the end.
+    the step that is taken in the end. One that returns the inner step as it is says
+    `watches = True`.
 
     >>> import jax.numpy as jnp
     >>> import optimjax as oj
@@ -151,6 +159,13 @@ class LeafWrapper(Wrapper, LeafRule):
     >>> rule.apply(state, x, {"w": jnp.array([1.0, -0.1])})[1]["w"]
     Array([0.19, 0.  ], dtype=float32)
     """
+
+    watches: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.watches:
+            steps_stay(type(self).__name__, self.inner)
 
     def after_leaf(
         self, state: PyTree, x: Array, g: Array, step: Array, t: Array
@@ -193,6 +208,22 @@ def every_rule(rule: Rule) -> list[Rule]:
     held = [vars(rule)[n] for n, kind in rule._kinds.items() if kind == "rule"]
     inner = [r for r in jax.tree.leaves(held, is_leaf=is_rule) if is_rule(r)]
     return [rule, *(r for each in inner for r in every_rule(each))]
+
+
+def steps_stay(changes: str, inner: Rule) -> None:
+    """ValueError if a rule inside would undo what is changed of its steps."""
+    ends = [r for r in every_rule(inner) if r.ends]
+    if ends:
+        name = type(ends[0]).__name__
+        raise ValueError(
+            f"{changes} would change the steps of {name}, which says where parameters "
+            f"go and would undo that. Put {name} around it."
+        )
+
+
+def scaling(rule: Rule) -> bool:
+    """Whether a rule inside wants a scaled loss."""
+    return any(type(r).loss_scale is not Rule.loss_scale for r in every_rule(rule))
 
 
 def walk(

@@ -1,4 +1,7 @@
-"""What is read from a state besides its table: averages, norms, the loss scale."""
+"""What is read from a state besides its table: averages, norms, skips, scale."""
+
+import functools
+import operator
 
 import jax.numpy as jnp
 from jax import Array
@@ -9,10 +12,11 @@ from optimjax.nested import walk
 from optimjax.paths import Slots
 from optimjax.state import State, as_state
 from optimjax.training import named_params
+from optimjax.transforms.guarding import SkipNonFinite
 from optimjax.transforms.monitor import Monitor
 from optimjax.treewide import PyTree
 
-__all__ = ["eval_model", "loss_scale", "norms"]
+__all__ = ["eval_model", "loss_scale", "norms", "skipped"]
 
 
 def eval_model(state: State, model: PyTree) -> PyTree:
@@ -79,6 +83,26 @@ def loss_scale(state: State) -> Array:
     as_state(state, "loss_scale")
     scale = scale_of(state)
     return jnp.ones((), jnp.float32) if scale is None else scale
+
+
+def skipped(state: State) -> Array:
+    """How many updates a `SkipNonFinite` in the state's rule has skipped: int32, ().
+
+    Raises: ValueError if there is none.
+
+    >>> import optimjax as oj
+    >>> model = {"w": jnp.ones(2)}
+    >>> state = oj.setup(oj.EMA(oj.SkipNonFinite(oj.SGD(0.1))), model)
+    >>> state, model = oj.update(state, model, {"w": jnp.array([1.0, jnp.nan])})
+    >>> skipped(state)
+    Array(1, dtype=int32)
+    """
+    as_state(state, "skipped")
+    walked = walk(state.rule, state.inner, list(state.ties.names))
+    found = [own.skipped for rule, own, _ in walked if isinstance(rule, SkipNonFinite)]
+    if not found:
+        raise ValueError(f"skipped: no SkipNonFinite in {state.rule!r}.")
+    return functools.reduce(operator.add, found)
 
 
 def scale_of(state: State) -> Array | None:

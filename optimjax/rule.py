@@ -133,10 +133,14 @@ class Rule:
         complex_ok: whether complex parameters are allowed.
         follows: whether it looks at the parameter after the step, so that in a `Chain`
             none but its like may come after it.
+        ends: whether it says where the parameter goes, so that a step which another
+            rule changed afterwards would be undone by the next.
         freezes: whether its slots are never moved; `setup` freezes them.
         by_path: whether hyperparameters may differ by path.
         ranges: `{name: (low, high, high_excluded)}`, where a hyperparameter's range
             differs from the usual one for its name; None for no check.
+        whole: names of the hyperparameters that count something.
+        settled: `{name: why}`, of those that `adjust` may not change.
 
     What a `LeafRule` need not care for is here the rule's own business: schedules
     (`at_count`), counting, missing gradients (`spread`) and dtypes (`steps_like`). All
@@ -170,9 +174,12 @@ class Rule:
     needs: ClassVar[tuple[str, ...]] = ()
     complex_ok: ClassVar[bool] = True
     follows: ClassVar[bool] = False
+    ends: ClassVar[bool] = False
     freezes: ClassVar[bool] = False
     by_path: ClassVar[bool] = False
     ranges: ClassVar[dict[str, tuple[float, float, bool] | None]] = {}
+    whole: ClassVar[tuple[str, ...]] = ()
+    settled: ClassVar[dict[str, str]] = {}
     _kinds: ClassVar[dict[str, str]] = {}
     _optional: ClassVar[set[str]] = set()
 
@@ -242,7 +249,7 @@ class Rule:
         """
         owner = f"{prefix}{type(self).__name__}"
         value = canonical(value, f"{owner}: {name}")
-        check_range(owner, name, value, self.range_of(name))
+        check_range(owner, name, value, self.range_of(name), name in self.whole)
         return self.unless_by_path(name, value, owner)
 
     def range_of(self, name: str) -> tuple[float, float, bool] | None:

@@ -13,7 +13,7 @@ from optimjax.leaf import LeafState
 from optimjax.nested import walk
 from optimjax.paths import Path, Slots
 from optimjax.rule import Rule
-from optimjax.ties import through
+from optimjax.ties import Ties, through
 from optimjax.treewide import Count
 
 if TYPE_CHECKING:  # a state shows itself by means of this module
@@ -54,9 +54,19 @@ def nbytes(tree: Any) -> int:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
 
 
+def _ties(state: "State", function: str) -> Ties:
+    ties = getattr(state, "ties", None)
+    if not isinstance(ties, Ties):
+        raise TypeError(
+            f"{function}: state is a {type(state).__name__}, expected the State that "
+            "setup returns."
+        )
+    return ties
+
+
 def _acting(state: "State") -> dict[Path, list[tuple[Rule, Any]]]:
     """For each slot the rules with something of their own to do there, with state."""
-    names = list(state.ties.names)
+    names = list(_ties(state, "summary").names)
     acting: dict[Path, list[tuple[Rule, Any]]] = {name: [] for name in names}
     for rule, inner, slots in walk(state.rule, state.inner, names):
         if isinstance(inner, LeafState) or "rule" not in rule._kinds.values():
@@ -84,7 +94,7 @@ def hyperparams(state: "State") -> Slots:
     >>> hyperparams(state)["w"]["learning_rate"]
     Array(0.25, dtype=float32)
     """
-    names = list(state.ties.names)
+    names = list(_ties(state, "hyperparams").names)
     found: dict[Path, list[tuple[str, str, Any]]] = {name: [] for name in names}
     for rule, inner, slots in walk(state.rule, state.inner, names):
         last = jnp.maximum(inner.count - 1, 0) if isinstance(inner, Count) else 0

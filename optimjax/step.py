@@ -13,7 +13,7 @@ from jax import Array
 
 from optimjax.arrays import buffer, cast_like, is_traced, widen
 from optimjax.frame import Frame, framed
-from optimjax.hyper import Hyper, canonical, check_range, evaluate
+from optimjax.hyper import ByPath, Hyper, canonical, check_range, evaluate
 from optimjax.layout import Layout
 from optimjax.paths import Path, Slots, complain
 from optimjax.reading import scale_of
@@ -70,6 +70,8 @@ def make_step(
     """
     if sam is not None:
         sam = canonical(sam, "make_step: sam")
+        if isinstance(sam, ByPath):
+            raise TypeError("make_step: sam differs by path, expected one radius.")
         check_range("make_step", "sam", sam, (0.0, math.inf, False))
     return Step(loss, has_aux, donate, sam)
 
@@ -253,9 +255,10 @@ class Step(Generic[Model]):
             out = self.loss(model, *batch)
             if self.has_aux != isinstance(out, tuple):
                 expected = "(scalar, aux)" if self.has_aux else "a scalar"
+                found = "a tuple" if isinstance(out, tuple) else "no tuple"
                 raise TypeError(
-                    f"make_step: the loss returned a {type(out).__name__}, expected "
-                    f"{expected} with has_aux={self.has_aux}."
+                    f"make_step: the loss returned {found}, expected {expected} with "
+                    f"has_aux={self.has_aux}."
                 )
             return out if self.has_aux else (out, None)
 

@@ -185,7 +185,8 @@ def update(
         in which tied places hold one object.
     Raises:
         ValueError: `model` is not the one of `setup`, or `grads` does not fit it.
-        TypeError: a gradient for a Python number; a needed `context` is missing.
+        TypeError: a gradient for integers or a Python number; a needed `context` is
+            missing.
 
     >>> import optimjax as oj
     >>> model = {"w": jnp.array([1.0, 2.0]), "act": jnp.tanh}

@@ -208,21 +208,25 @@ def _filled(
         at = [i for i, k in enumerate(keys) if getattr(k, "key", None) in names][-1:]
         if at and words[at[0]] not in old_of:
             return fresh
-        fitting = [n for n in range(len(words) + 1) if words[:n] in moves]
-        if not fitting:
+        # Of the rules around it the innermost, whose state this is.
+        around = [n for n in range(len(words) + 1) if words[:n] in moves]
+        above = moves[words[: around[-1]]] if around else None
+        if above is None:
             return fresh
         here = [old_of[word] if [i] == at else word for i, word in enumerate(words)]
-        above, length = moves[words[: fitting[-1]]], fitting[-1]
-        places = [(*above, *here[length:])]
-        places += [(*above, *other[length:]) for other in shared.get(words, ())]
+        places = [(*above, *here[around[-1] :])]
+        places += [(*above, *other[around[-1] :]) for other in shared.get(words, ())]
         value = next((old[place] for place in places if place in old), None)
         return fresh if value is None else _overlaid(fresh, value)
 
     return jax.tree_util.tree_map_with_path(fill, template)
 
 
-def _moves(target: State, state: State) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Where the state of each rule stands, and stood: rules of one class, in order."""
+def _moves(
+    target: State, state: State
+) -> dict[tuple[str, ...], tuple[str, ...] | None]:
+    """Where the state of each rule stands, and stood (None: nowhere): rules of one
+    class, in order."""
 
     def standing(state: State) -> list[tuple[type[Rule], tuple[str, ...]]]:
         found = []
@@ -242,7 +246,7 @@ def _moves(target: State, state: State) -> dict[tuple[str, ...], tuple[str, ...]
         match = next((pair for pair in kin if pair[0] is cls), kin[0] if kin else None)
         if match is not None:
             before.remove(match)
-            moves[at] = match[1]
+        moves[at] = match and match[1]
     return moves
 
 

@@ -1,5 +1,6 @@
 """Mistakes are found before anything is computed; the message names path and remedy."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -286,6 +287,8 @@ def test_loss_that_cannot_be_differentiated():
 def test_equinox_paths_in_errors():
     """Paths in messages are those that `state.slots` and `where=` take."""
     net = Net(jax.random.key(0))
-    grads = jax.tree.map(lambda x: jnp.ones(2) if hasattr(x, "ndim") else None, net)
+    grads = jax.tree.map(
+        lambda x: jnp.ones(2) if eqx.is_inexact_array(x) else None, net
+    )
     with pytest.raises(ValueError, match=r"update: 'first/weight'.*\(2,\).*\(3, 3\)"):
         oj.update(state_of(net), net, grads)

@@ -110,9 +110,12 @@ def lowered(state: State) -> Iterator[tuple[str, Any]]:
     """Each hyperparameter that is a plain number, a little nearer to its lowest."""
     for rule in every_rule(state.rule):
         for name, hyper in rule.hypers().items():
-            if not isinstance(hyper, ByPath) and not is_schedule(hyper):
+            if name in rule.settled or is_schedule(hyper):
+                continue
+            if not isinstance(hyper, ByPath):
                 low = (rule.range_of(name) or (0.0,))[0]
-                yield name, low + max(float(hyper) - low, 0) * 0.95
+                value = low + max(float(hyper) - low, 0) * 0.95
+                yield name, np.floor(value) if name in rule.whole else value
 
 
 def varied(state: State, factor: float) -> State:

@@ -81,6 +81,7 @@ class Accumulate(Wrapper):
     """
 
     ranges: ClassVar = {"every": (1.0, math.inf, False)}
+    whole: ClassVar = ("every",)
 
     every: Hyper = 4
 

@@ -48,6 +48,7 @@ class EMA(LeafWrapper):
     """
 
     follows: ClassVar[bool] = True
+    watches: ClassVar[bool] = True
 
     decay: Hyper = 0.999
     debias: bool = False
@@ -75,7 +76,7 @@ class SWA(LeafWrapper):
 
     Args:
         inner: the rule that takes the steps.
-        start: the number of the first update that counts, >= 1.
+        start: the number of the first update that counts, >= 1, whole.
         every: updates from one that counts to the next, >= 1, whole.
     State: `average`, shape of the parameter, at least float32.
     Raises: ValueError if a number is outside its range.
@@ -91,7 +92,9 @@ class SWA(LeafWrapper):
     """
 
     follows: ClassVar[bool] = True
+    watches: ClassVar[bool] = True
     ranges: ClassVar = dict.fromkeys(("start", "every"), (1.0, math.inf, False))
+    whole: ClassVar = ("start", "every")
 
     start: Hyper = 1
     every: Hyper = 1
@@ -149,6 +152,7 @@ class Lookahead(LeafWrapper):
         "period": (1.0, math.inf, False),
         "slow_step": (0.0, 1.0, False),
     }
+    whole: ClassVar = ("period",)
 
     period: Hyper = 5
     slow_step: Hyper = 0.5

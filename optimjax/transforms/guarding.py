@@ -12,7 +12,7 @@ from jax import Array, lax
 from optimjax.arrays import cast, real_dtype, widen
 from optimjax.hyper import Hyper
 from optimjax.leaf import skipping
-from optimjax.nested import Wrapper
+from optimjax.nested import Wrapper, scaling
 from optimjax.paths import Slots, with_paths
 from optimjax.rule import Rule, rule
 from optimjax.treewide import Count, PyTree, gradients_by_path, spread, steps_like
@@ -138,7 +138,8 @@ class SkipNonFinite(Wrapper):
             so. A compiled step cannot raise; a loop may look from time to time. By
             default it never gives up.
     State: `Skipping`.
-    Raises: ValueError if `give_up_after` is less than 1.
+    Raises: ValueError if `give_up_after` is less than 1, or if a `LossScaling` is
+        inside.
 
     >>> import optimjax as oj
     >>> model = {"w": jnp.array([1.0])}
@@ -153,8 +154,17 @@ class SkipNonFinite(Wrapper):
     """
 
     ranges: ClassVar = {"give_up_after": (1.0, math.inf, False)}
+    whole: ClassVar = ("give_up_after",)
 
     give_up_after: Hyper = math.inf
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if scaling(self.inner):
+            raise ValueError(
+                "SkipNonFinite: LossScaling inside would never see the overflows that "
+                "it goes by. It skips them itself: leave SkipNonFinite out."
+            )
 
     def init(self, params: PyTree) -> Skipping:
         zero = jnp.zeros((), jnp.int32)
@@ -208,6 +218,7 @@ class LossScaling(Wrapper):
         scale <- scale * backoff                      if not finite
         scale <- scale * growth                       after `period` good steps in a row
 
+    It goes around all else, since what is outside sees gradients that are still scaled.
     `make_step` multiplies the loss (and still returns the loss itself). In a step
     written by hand, multiply it by `loss_scale(state)`. Gradients arrive in float32,
     so that dividing loses nothing.
@@ -239,6 +250,8 @@ class LossScaling(Wrapper):
         "backoff": (0.0, 1.0, False),
         "period": (1.0, math.inf, False),
     }
+    whole: ClassVar = ("period",)
+    settled: ClassVar = {"scale": "It is the first scale; the state has the present"}
 
     scale: Hyper = 32768.0
     growth: Hyper = 2.0

@@ -1,6 +1,6 @@
 """What a run looks like, slot by slot."""
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -35,7 +35,8 @@ class Monitor(LeafWrapper):
 
         norms <- decay * norms + (1 - decay) * (|g|, |step|, |x|, |step| / |x|)
 
-    At the first step they are the values themselves. `oj.norms(state)` reads them.
+    At the first step, and after one that was not finite, they are the values
+    themselves. `oj.norms(state)` reads them.
 
     Args:
         inner: the rule that takes the steps.
@@ -52,6 +53,8 @@ class Monitor(LeafWrapper):
     {'gradient': 4.4, 'step': 0.44, 'parameter': 5.0325, 'ratio': 0.0877}
     """
 
+    watches: ClassVar[bool] = True
+
     decay: Hyper = 0.9
 
     def init_leaf(self, x):
@@ -61,7 +64,11 @@ class Monitor(LeafWrapper):
     def after_leaf(self, state, x, g, step, t):
         g_norm, step_norm, x_norm = (jnp.sqrt(total(abs_sq(a))) for a in (g, step, x))
         ratio = jnp.where(x_norm > 0, step_norm / jnp.where(x_norm > 0, x_norm, 1), 0)
-        decay = jnp.where(t == 1, 0, self.decay)
         now = Norms(g_norm, step_norm, x_norm, ratio)
-        means = (decay * a + (1 - decay) * b for a, b in zip(state, now, strict=True))
-        return Norms(*means), step
+
+        def mean(old: Array, new: Array) -> Array:
+            # An infinite norm shows for one step, not for ever.
+            fresh = (t == 1) | ~jnp.isfinite(old)
+            return jnp.where(fresh, new, self.decay * old + (1 - self.decay) * new)
+
+        return Norms(*map(mean, state, now)), step

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self
 import jax
 
 from optimjax.hyper import PerPath, where_field
+from optimjax.nested import scaling
 from optimjax.paths import Path, Slots, Where, complain, with_paths
 from optimjax.rule import Part, Places, Rule, rule
 from optimjax.treewide import PyTree, spread
@@ -44,6 +45,13 @@ class Partition(Rule):
     labels: Any
 
     def __post_init__(self) -> None:
+        try:
+            sorted(self.rules)
+        except TypeError:
+            raise TypeError(
+                f"{type(self).__name__}: the labels {list(self.rules)} are of several "
+                "types, expected one, which can be sorted: JAX sorts keys."
+            ) from None
         super().__post_init__()
         labels = self.labels
         if not isinstance(labels, PerPath):
@@ -56,6 +64,13 @@ class Partition(Rule):
                 )
             object.__setattr__(self, "labels", PerPath(labels))
 
+        rules = self.rules.values()
+        if any(map(scaling, rules)) and sum(not each.freezes for each in rules) > 1:
+            raise ValueError(
+                f"{type(self).__name__}: LossScaling in one group, but the loss is "
+                "that of all. Put it around the whole."
+            )
+
     def _check(self, labels: Mapping[Path, Any]) -> None:
         problems = {
             path: f"label {label!r} has no rule"
@@ -64,16 +79,16 @@ class Partition(Rule):
         }
         if problems:
             known = f"The labels are {', '.join(map(repr, self.rules))}."
-            raise ValueError(complain("Partition", problems, known))
+            raise ValueError(complain(type(self).__name__, problems, known))
 
     def _label(self, path: Path, leaf: Any) -> str:
-        label = self.labels(path, leaf, "Partition")
+        label = self.labels(path, leaf, type(self).__name__)
         self._check({path: label})
         return label
 
     def bind(self, places: Places) -> Self:
         table = self.labels.bind(
-            places, "Partition", lambda label: self.rules.get(label, label)
+            places, type(self).__name__, lambda label: self.rules.get(label, label)
         )
         self._check(table)
         rules = {

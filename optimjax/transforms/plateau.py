@@ -86,6 +86,7 @@ class ReduceOnPlateau(OneFactor):
         "min_scale": (0.0, 1.0, False),
         "accumulation": (1.0, math.inf, False),
     }
+    whole: ClassVar = ("patience", "cooldown", "accumulation")
 
     factor: Hyper = 0.1
     patience: Hyper = 10

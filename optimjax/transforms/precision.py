@@ -36,7 +36,8 @@ class MixedPrecision(Wrapper):
         step       = x - wide                 so that x becomes the rounded copy
 
     1 - 0.001 is 1 in bfloat16, a thousand times over; in the copy it is not. The copy
-    is what counts: a value put into the model by hand is overwritten.
+    is what counts: a value put into the model by hand is overwritten, and nothing may
+    come after it in a `Chain`; what changes steps (decay, a projection) goes inside.
 
     Args:
         inner: the rule. All that it keeps is of the copies.
@@ -51,6 +52,8 @@ class MixedPrecision(Wrapper):
     >>> model["w"], state.inner.params["w"].tolist()
     (Array([0.898438, 0.898438], dtype=bfloat16), [0.90000, 0.90000])
     """
+
+    ends: ClassVar[bool] = True
 
     def init(self, params: PyTree) -> Master:
         # Cast, not widened: a weakly typed copy would not stay one.

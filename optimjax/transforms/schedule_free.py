@@ -9,7 +9,7 @@ from jax import Array
 
 from optimjax.hyper import ByPath, Hyper, evaluate
 from optimjax.nested import LeafWrapper, every_rule
-from optimjax.rule import rule
+from optimjax.rule import Rule, rule
 
 __all__ = ["ScheduleFree"]
 
@@ -60,6 +60,7 @@ class ScheduleFree(LeafWrapper):
 
     follows: ClassVar[bool] = True
     ranges: ClassVar = {"b1": (0.0, 1.0, False), "power": (0.0, math.inf, False)}
+    settled: ClassVar = {"b1": "Its averages are worked out from that of all the run"}
 
     b1: Hyper = 0.9
     power: Hyper = 2.0
@@ -68,6 +69,11 @@ class ScheduleFree(LeafWrapper):
     def __post_init__(self):
         super().__post_init__()
         self._rate()
+
+    def with_parts(self, rules: list[Rule]) -> Self:
+        made = super().with_parts(rules)
+        made._rate()  # still one
+        return made
 
     def _rate(self) -> Any:
         """The learning rate that weighs, as a number, a schedule or an array."""

@@ -1,0 +1,154 @@
+"""What cannot stand around, before or after what; and what can be told apart inside."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import close
+
+import optimjax as oj
+
+MODEL = {"a": jnp.array([1.0, 2.0]), "b": jnp.array([3.0])}
+
+
+@pytest.mark.parametrize(
+    "after",
+    [oj.Scale(0.5), oj.WeightDecay(0.1), oj.NonNegative(), oj.ReduceOnPlateau()],
+    ids=repr,
+)
+@pytest.mark.parametrize(
+    "around", [lambda r: r, oj.SkipNonFinite, oj.Accumulate, oj.EMA]
+)
+def test_nothing_changes_a_step_of_mixed_precision(around, after):
+    """Its copy would not know of it, and the next step would undo it."""
+    inside = oj.SGD(0.1)
+    with pytest.raises(ValueError, match=r"which says where|Put it after"):
+        oj.Chain(around(oj.MixedPrecision(inside)), after)
+    oj.MixedPrecision(oj.Chain(inside, after))
+
+
+@pytest.mark.parametrize("wrapper", [oj.Lookahead, oj.ScheduleFree])
+def test_nor_does_a_wrapper(wrapper):
+    with pytest.raises(ValueError, match="Put MixedPrecision around it"):
+        wrapper(oj.SkipNonFinite(oj.MixedPrecision(oj.SGD(0.1))))
+    for watching in (oj.EMA, oj.SWA, oj.Monitor):
+        watching(oj.MixedPrecision(wrapper(oj.SGD(0.1))))
+
+
+def test_loss_scaling_goes_around_all_else():
+    scaled = oj.LossScaling(oj.SGD(0.1))
+    with pytest.raises(ValueError, match="would see gradients that are still scaled"):
+        oj.Chain(oj.ClipByGlobalNorm(1.0), scaled)
+    with pytest.raises(ValueError, match="leave SkipNonFinite out"):
+        oj.SkipNonFinite(scaled)
+    with pytest.raises(ValueError, match="Masked: LossScaling in one group"):
+        oj.Masked(scaled, "a", outside=oj.SGD(0.1))
+    oj.Masked(scaled, "a")  # all else is frozen
+
+
+def test_whole_numbers():
+    for make, name in (
+        (lambda n: oj.SWA(oj.SGD(), start=n), "SWA: start"),
+        (lambda n: oj.Lookahead(oj.SGD(), period=n), "Lookahead: period"),
+        (lambda n: oj.Accumulate(oj.SGD(), every=n), "Accumulate: every"),
+        (lambda n: oj.SkipNonFinite(oj.SGD(), n), "SkipNonFinite: give_up_after"),
+        (lambda n: oj.ReduceOnPlateau(patience=n), "ReduceOnPlateau: patience"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} is 2.5, expected a whole number"):
+            make(2.5)
+        make(3.0)
+
+
+def test_one_of_two_hyperparameters_of_one_name():
+    state = oj.setup(oj.EMA(oj.Monitor(oj.RMSProp(1e-3))), MODEL)
+    state = oj.adjust(state, **{"EMA.decay": 0.5, "RMSProp.decay": 0.25})
+    found = oj.hyperparams(state)["a"]
+    assert (found["EMA.decay"], found["RMSProp.decay"]) == (0.5, 0.25)
+    np.testing.assert_allclose(found["Monitor.decay"], 0.9, rtol=1e-6)
+    with pytest.raises(TypeError, match=r"no rule there has 'Adam.decay'"):
+        oj.adjust(state, **{"Adam.decay": 0.5})
+
+
+def test_what_an_average_is_worked_out_from_cannot_be_adjusted():
+    state = oj.setup(oj.ScheduleFree(oj.AdamW(0.1)), MODEL)
+    state, model = oj.update(state, MODEL, MODEL)
+    before = oj.eval_model(state, model)
+    state = oj.adjust(state, b1=0.5)  # AdamW's
+    close(oj.eval_model(state, model), before)
+    assert oj.hyperparams(state)["a"]["AdamW.b1"] == 0.5
+    with pytest.raises(TypeError, match=r"'ScheduleFree\.b1' cannot change"):
+        oj.adjust(state, **{"ScheduleFree.b1": 0.5})
+    with pytest.raises(TypeError, match="'scale' cannot change"):
+        oj.adjust(oj.setup(oj.LossScaling(oj.SGD()), MODEL), scale=2.0)
+    with pytest.raises(ValueError, match="expected a single one"):
+        oj.adjust(state, "a", learning_rate=0.5)
+
+
+def test_skips_are_counted_wherever_they_are():
+    rule = oj.EMA(oj.Accumulate(oj.SkipNonFinite(oj.SGD(0.1)), every=1))
+    state = oj.setup(rule, MODEL)
+    bad = {"a": jnp.array([1.0, jnp.inf]), "b": jnp.array([1.0])}
+    for _ in range(2):
+        state, _ = oj.update(state, MODEL, bad)
+    assert oj.skipped(state) == 2
+    with pytest.raises(ValueError, match="no SkipNonFinite in SGD"):
+        oj.skipped(oj.setup(oj.SGD(), MODEL))
+
+
+def test_norms_come_back_after_an_infinite_gradient():
+    for decay in (0.0, 0.5):
+        rule = oj.Monitor(oj.SkipNonFinite(oj.SGD(0.1)), decay=decay)
+        state, model = oj.setup(rule, MODEL), MODEL
+        for scale in (1.0, jnp.inf, 2.0):
+            grads = jax.tree.map(lambda x, s=scale: s * jnp.ones_like(x), model)
+            state, model = oj.update(state, model, grads)
+        np.testing.assert_allclose(oj.norms(state)["b"].gradient, 2.0)
+
+
+def test_labels_of_several_types():
+    with pytest.raises(TypeError, match="Partition: the labels"):
+        oj.Partition({0: oj.SGD(), "x": oj.SGD()}, {"a": 0, "*": "x"})
+
+
+def test_a_gradient_for_integers():
+    model = {"n": jnp.array([1, 2]), "w": jnp.ones(2)}
+    state = oj.setup(oj.SGD(), model)
+    with pytest.raises(TypeError, match="'n': a gradient for a leaf of type int32"):
+        oj.update(state, model, {"n": jnp.ones(2), "w": jnp.ones(2)})
+    oj.update(state, model, {"n": jnp.array([0, 0]), "w": jnp.ones(2)})
+
+
+def test_one_radius():
+    with pytest.raises(TypeError, match="expected one radius"):
+        oj.make_step(lambda model: 0.0, sam={"*": 0.05})
+
+
+def moments(state):
+    nodes = jax.tree.leaves(state.inner, is_leaf=lambda node: hasattr(node, "m"))
+    return [node for node in nodes if hasattr(node, "m")]
+
+
+def test_a_rule_of_another_class_starts_afresh_inside_the_same_rules():
+    """It has no use for what one with fields of the same names kept."""
+    momentum = oj.SGD(0.1, momentum=0.9)
+    for around in (
+        lambda r: oj.Chain(oj.ClipByGlobalNorm(9.0), r),
+        lambda r: oj.Accumulate(r, every=1),
+        lambda r: oj.EMA(r),
+    ):
+        state = oj.setup(around(momentum), MODEL)
+        state, model = oj.update(state, MODEL, jax.tree.map(jnp.negative, MODEL))
+        rule = around(oj.Adam(0.1))
+        moved, _ = oj.transfer(state, model, rule=rule)
+        new, _ = oj.update(moved, model, MODEL)
+        fresh, _ = oj.update(oj.setup(rule, model), model, MODEL)
+        close(moments(new), moments(fresh))
+
+
+def test_slots_named_like_fields_in_a_transfer():
+    model = {"count": jnp.ones(2), "w": jnp.ones(1)}
+    state = oj.setup(oj.EMA(oj.Adam(0.1)), model)
+    state, model = oj.update(state, model, model)
+    moved, _ = oj.transfer(state, model)
+    assert jax.tree.structure(moved) == jax.tree.structure(state)
+    close(moved, state)
