@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -106,10 +106,44 @@ class Accumulate(Wrapper):
         self, state: Accumulated, params: PyTree, grads: PyTree, **context: Any
     ) -> tuple[Accumulated, PyTree]:
         named, structure = with_paths(params), jax.tree.structure(params)
+
+        def step(inner: PyTree, means: Slots, **context: Any) -> tuple[PyTree, Slots]:
+            wide = jax.tree.map(widen, params)
+            tree = structure.unflatten([means.get(path) for path in named])
+            inner, steps = self.inner.apply(inner, wide, tree, **context)
+            return inner, Slots({**zeros, **with_paths(steps)})
+
         given = gradients_by_path(named, grads)
+        zeros = Slots({path: jnp.zeros_like(state.sums[path]) for path in given})
+        new, steps = self._after(state, given, step, zeros, context)
+        made = structure.unflatten([steps.get(path) for path in named])
+        return new, steps_like(params, made)
+
+    def descend(
+        self, state: Accumulated, params: Slots, grads: Slots, **context: Any
+    ) -> tuple[Accumulated, Slots]:
+        """Parameters stand still between the steps, and are not rewritten."""
+
+        def step(inner: PyTree, means: Slots, **context: Any) -> tuple[PyTree, Slots]:
+            full = Slots((path, means.get(path)) for path in params)
+            return self.inner.descend(inner, params, full, **context)
+
+        given = Slots((path, g) for path, g in grads.items() if g is not None)
+        return self._after(state, given, step, params, context)
+
+    def _after(
+        self,
+        state: Accumulated,
+        given: Mapping[Path, Array],
+        step: Callable[..., tuple[PyTree, Slots]],
+        still: Slots,
+        context: dict[str, Any],
+    ) -> tuple[Accumulated, Slots]:
+        """The state after a micro-batch; and what `step` (inner state, mean gradients)
+        returns beside the inner state, or in between `still`."""
         if not given:
-            return state, structure.unflatten([None] * len(named))
-        state = state.skipping(path for path in named if path not in given)
+            return state, still
+        state = state.skipping(path for path in state.sums if path not in given)
         batches = state.batches + 1
         counts = {path: state.own[path] + 1 for path in given if path in state.own}
         sums = Slots(state.sums)
@@ -119,20 +153,15 @@ class Accumulate(Wrapper):
         if value is not None:
             value = value + cast(context["value"], value.dtype)
 
-        def step() -> Any:
-            means = {
-                path: sums[path] / cast(counts.get(path, batches), sums[path].dtype)
+        def full() -> Any:
+            means = Slots(
+                (path, sums[path] / cast(counts.get(path, batches), sums[path].dtype))
                 for path in given
-            }
+            )
             if value is not None:
                 context["value"] = value / cast(batches, value.dtype)
-            inner, steps = self.inner.apply(
-                state.inner,
-                jax.tree.map(widen, params),
-                structure.unflatten([means.get(path) for path in named]),
-                **context,
-            )
-            done, again = with_paths(steps), jnp.zeros_like
+            inner, out = step(state.inner, means, **context)
+            again = jnp.zeros_like
             return (
                 inner,
                 increment(state.count),
@@ -140,18 +169,16 @@ class Accumulate(Wrapper):
                 Slots({p: again(s) if p in given else s for p, s in sums.items()}),
                 Slots({**state.own, **{p: again(n) for p, n in counts.items()}}),
                 None if value is None else again(value),
-                Slots({p: done.get(p, again(sums[p])) for p in given}),
+                out,
             )
 
         def wait() -> Any:
             own = Slots({**state.own, **counts})
-            steps = Slots({path: jnp.zeros_like(sums[path]) for path in given})
-            return state.inner, state.count, batches, sums, own, value, steps
+            return state.inner, state.count, batches, sums, own, value, still
 
-        full = cast(batches, jnp.float32) >= cast(
+        due = cast(batches, jnp.float32) >= cast(
             self.at_count(state.count).every, jnp.float32
         )
-        inner, count, batches, sums, own, value, steps = lax.cond(full, step, wait)
-        new = Accumulated(count, inner, batches, sums, own, value)
-        made = structure.unflatten([steps.get(path) for path in named])
-        return new, steps_like(params, made)
+        *kept, out = lax.cond(due, full, wait)
+        inner, count, batches, sums, own, value = kept
+        return Accumulated(count, inner, batches, sums, own, value), out

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -13,7 +13,7 @@ from optimjax.arrays import cast, real_dtype, widen
 from optimjax.hyper import Hyper
 from optimjax.leaf import skipping
 from optimjax.nested import Wrapper, scaling
-from optimjax.paths import Slots, with_paths
+from optimjax.paths import Path, Slots, with_paths
 from optimjax.rule import Rule, rule
 from optimjax.treewide import Count, PyTree, gradients_by_path, spread, steps_like
 
@@ -50,6 +50,18 @@ def stepped_if(
     new, steps = lax.cond(holds, step, lambda: (state, zeros))
     made = structure.unflatten([steps.get(path) for path in named])
     return new, steps_like(params, made)
+
+
+def moved_if(
+    holds: Array, rule: Rule, state: PyTree, params: Slots, grads: Slots, context: Any
+) -> tuple[PyTree, Slots]:
+    """`rule.descend` if `holds`; else state and parameters bit for bit."""
+    state = skipping(state, [path for path, g in grads.items() if g is None])
+    return lax.cond(
+        holds,
+        lambda: rule.descend(state, params, grads, **context),
+        lambda: (state, params),
+    )
 
 
 @jax.tree_util.register_dataclass
@@ -97,11 +109,25 @@ class ApplyIf(Wrapper):
         grads = spread(params, grads)
         if not jax.tree.leaves(grads):
             return state, grads
-        holds = self.condition(with_paths(grads), state.count, **context)
+        holds = self._holds(state, with_paths(grads), context)
         inner, steps = stepped_if(
-            jnp.asarray(holds), self.inner, state.inner, params, grads, context
+            holds, self.inner, state.inner, params, grads, context
         )
         return Guarded(state.next().count, inner), steps
+
+    def descend(
+        self, state: Guarded, params: Slots, grads: Slots, **context: Any
+    ) -> tuple[Guarded, Slots]:
+        given = Slots((path, g) for path, g in grads.items() if g is not None)
+        if not given:
+            return state, params
+        wide = Slots((p, cast(g, widen(params[p]).dtype)) for p, g in given.items())
+        holds = self._holds(state, wide, context)
+        inner, params = moved_if(holds, self.inner, state.inner, params, grads, context)
+        return Guarded(state.next().count, inner), params
+
+    def _holds(self, state: Guarded, given: Mapping[Path, Array], context: Any) -> Any:
+        return jnp.asarray(self.condition(given, state.count, **context))
 
 
 @jax.tree_util.register_dataclass
@@ -181,16 +207,30 @@ class SkipNonFinite(Wrapper):
         inner, steps = stepped_if(
             taken, self.inner, state.inner, params, grads, context
         )
+        return self._after(state, inner, good, taken), steps
+
+    def descend(
+        self, state: Skipping, params: Slots, grads: Slots, **context: Any
+    ) -> tuple[Skipping, Slots]:
+        if not jax.tree.leaves(grads):
+            return state, params
+        good = all_finite(grads)
+        taken = good & ~state.gave_up
+        inner, params = moved_if(taken, self.inner, state.inner, params, grads, context)
+        return self._after(state, inner, good, taken), params
+
+    def _after(
+        self, state: Skipping, inner: PyTree, good: Array, taken: Array
+    ) -> Skipping:
         in_a_row = jnp.where(good, 0, state.in_a_row + 1)
         limit = cast(self.at_count(state.count).give_up_after, jnp.float32)
-        new = Skipping(
+        return Skipping(
             jnp.where(taken, state.next().count, state.count),
             inner,
             state.skipped + cast(~taken, jnp.int32),
             in_a_row,
             state.gave_up | (cast(in_a_row, jnp.float32) >= limit),
         )
-        return new, steps
 
 
 @jax.tree_util.register_dataclass
