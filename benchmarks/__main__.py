@@ -102,7 +102,7 @@ def extra(results: dict[str, Any], quick: bool, budget: float) -> None:
     print(*(f"  {who}: {a} / {b}" for who, (a, b) in counts.items()), sep="\n")
 
     results["make_step"] = {}
-    print("\nA call of make_step's step / of a bare compiled function with its arrays:")
+    print("\nA call of make_step's step / of the compiled function in it (shortest):")
     for leaves in (6, 148) if quick else (6, 148, 1000):
         ours, bare = results["make_step"][leaves] = special.make_step_overhead(leaves)
         print(

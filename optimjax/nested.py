@@ -51,11 +51,7 @@ class Chain(Rule):
                     "step. Put it after."
                 )
             steps_stay(f"Chain: {type(second).__name__}", first)
-            if scaling(second):
-                raise ValueError(
-                    f"Chain: {type(first).__name__} would see gradients that are still "
-                    "scaled. Put LossScaling around the chain."
-                )
+            sees_gradients(f"Chain: {type(first).__name__}", second)
         object.__setattr__(self, "rules", rules)
         self.__post_init__()
 
@@ -224,6 +220,15 @@ def steps_stay(changes: str, inner: Rule) -> None:
 def scaling(rule: Rule) -> bool:
     """Whether a rule inside wants a scaled loss."""
     return any(type(r).loss_scale is not Rule.loss_scale for r in every_rule(rule))
+
+
+def sees_gradients(who: str, inner: Rule) -> None:
+    """ValueError if what looks at gradients is outside of what undoes their scale."""
+    if scaling(inner):
+        raise ValueError(
+            f"{who} would see gradients that are still scaled. Put LossScaling around "
+            "it."
+        )
 
 
 def walk(

@@ -17,7 +17,7 @@ from optimjax.hyper import ByPath, Hyper, canonical, check_range, evaluate
 from optimjax.layout import Layout
 from optimjax.paths import Path, Slots, complain
 from optimjax.reading import scale_of
-from optimjax.rule import Rule
+from optimjax.rule import Rule, is_rule
 from optimjax.state import State, as_state
 from optimjax.training import check_shapes, descend
 from optimjax.treewide import squared_length
@@ -68,6 +68,11 @@ def make_step(
     >>> model["w"], value
     (Array([ 0., -1.], dtype=float32), Array(2., dtype=float32))
     """
+    if is_rule(loss) or not callable(loss):
+        raise TypeError(
+            f"make_step: loss is a {type(loss).__name__}, expected a function (model, "
+            "*batch) -> scalar. The rule is in the state: setup(rule, model)."
+        )
     if sam is not None:
         sam = canonical(sam, "make_step: sam")
         if isinstance(sam, ByPath):

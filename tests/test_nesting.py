@@ -39,8 +39,14 @@ def test_loss_scaling_goes_around_all_else():
     scaled = oj.LossScaling(oj.SGD(0.1))
     with pytest.raises(ValueError, match="would see gradients that are still scaled"):
         oj.Chain(oj.ClipByGlobalNorm(1.0), scaled)
-    with pytest.raises(ValueError, match="leave SkipNonFinite out"):
-        oj.SkipNonFinite(scaled)
+    for wrapper in (
+        oj.SkipNonFinite,
+        oj.Monitor,
+        lambda rule: oj.ApplyIf(rule, lambda grads, count: True),
+    ):
+        with pytest.raises(ValueError, match="Put LossScaling around it"):
+            wrapper(oj.EMA(scaled))
+        oj.LossScaling(wrapper(oj.SGD(0.1)))
     with pytest.raises(ValueError, match="Masked: LossScaling in one group"):
         oj.Masked(scaled, "a", outside=oj.SGD(0.1))
     oj.Masked(scaled, "a")  # all else is frozen
@@ -116,6 +122,11 @@ def test_a_gradient_for_integers():
     with pytest.raises(TypeError, match="'n': a gradient for a leaf of type int32"):
         oj.update(state, model, {"n": jnp.ones(2), "w": jnp.ones(2)})
     oj.update(state, model, {"n": jnp.array([0, 0]), "w": jnp.ones(2)})
+
+
+def test_a_loss_is_a_function():
+    with pytest.raises(TypeError, match="loss is a Adam, expected a function"):
+        oj.make_step(oj.Adam())
 
 
 def test_one_radius():

@@ -12,7 +12,7 @@ from jax import Array, lax
 from optimjax.arrays import cast, real_dtype, widen
 from optimjax.hyper import Hyper
 from optimjax.leaf import skipping
-from optimjax.nested import Wrapper, scaling
+from optimjax.nested import Wrapper, sees_gradients
 from optimjax.paths import Path, Slots, with_paths
 from optimjax.rule import Rule, rule
 from optimjax.treewide import Count, PyTree, gradients_by_path, spread, steps_like
@@ -100,6 +100,10 @@ class ApplyIf(Wrapper):
 
     condition: Callable[..., Any]
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sees_gradients("ApplyIf", self.inner)
+
     def init(self, params: PyTree) -> Guarded:
         return Guarded(jnp.zeros((), jnp.int32), self.inner.init(params))
 
@@ -186,11 +190,7 @@ class SkipNonFinite(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if scaling(self.inner):
-            raise ValueError(
-                "SkipNonFinite: LossScaling inside would never see the overflows that "
-                "it goes by. It skips them itself: leave SkipNonFinite out."
-            )
+        sees_gradients("SkipNonFinite", self.inner)
 
     def init(self, params: PyTree) -> Skipping:
         zero = jnp.zeros((), jnp.int32)

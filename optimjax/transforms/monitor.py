@@ -7,7 +7,7 @@ from jax import Array
 
 from optimjax.arrays import abs_sq, total
 from optimjax.hyper import Hyper
-from optimjax.nested import LeafWrapper
+from optimjax.nested import LeafWrapper, sees_gradients
 from optimjax.rule import rule
 
 __all__ = ["Monitor", "Norms"]
@@ -56,6 +56,10 @@ class Monitor(LeafWrapper):
     watches: ClassVar[bool] = True
 
     decay: Hyper = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sees_gradients("Monitor", self.inner)
 
     def init_leaf(self, x):
         zero = jnp.zeros((), x.real.dtype)
