@@ -77,9 +77,8 @@ def chart(cases: Sequence[Mapping[str, Any]], out: Path) -> None:
     models = list(dict.fromkeys(case["model"] for case in cases))
     names = list(dict.fromkeys(name for case in cases for name in case["step"]))
     names.remove("optax")
-    figure = Figure(
-        figsize=(2 + 1.5 * len(models), 2.4 * len(rules)), layout="constrained"
-    )
+    size = (max(9, 2 + 1.5 * len(models)), 1 + 2 * len(rules))
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(rules), 1, squeeze=False, sharex=True)[:, 0]
     width = 0.8 / len(names)
     for ax, rule in zip(axes, rules, strict=True):
@@ -96,7 +95,7 @@ def chart(cases: Sequence[Mapping[str, Any]], out: Path) -> None:
         ax.set_ylabel(rule)
     for i, name in enumerate(names):
         axes[0].bar(0, 0, color=f"C{i}", label=name)
-    axes[0].legend(ncols=len(names), fontsize="small", loc="upper right")
+    figure.legend(ncols=len(names), fontsize="small", loc="outside lower center")
     axes[-1].set_xticks(range(len(models)), models)
     figure.suptitle("speed of a step; optax is 1, whiskers are quartiles")
     figure.savefig(out, dpi=120)

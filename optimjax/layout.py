@@ -81,12 +81,17 @@ class Layout:
         leaves = list(leaves)
         for name, places in zip(self.names, self.positions, strict=True):
             array = arrays.get(name)
-            if array is not None:
-                made: dict[Any, Any] = {None: array}
-                for i, transform in places:
-                    if transform is not None and transform not in made:
-                        made[transform] = transform(array)
-                    leaves[i] = made[transform]
+            if array is None:
+                continue
+            made: dict[Any, Any] | None = None  # once for each transform
+            for i, transform in places:
+                if transform is None:
+                    leaves[i] = array
+                    continue
+                made = {} if made is None else made
+                if transform not in made:
+                    made[transform] = transform(array)
+                leaves[i] = made[transform]
         return self.structure.unflatten(leaves)
 
     def accumulate(self, leaves: list[Any], grads: Any) -> Slots:
