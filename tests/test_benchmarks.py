@@ -63,5 +63,5 @@ def test_special_figures():
     found = special.tied(0.01, {"wte": (6, 4), **many(2, (4,))})
     state, model = found["bytes"]["optimjax"]
     assert (state, model) == (2 * 4 * 32 + 4 + 6 * 4, 4 * 32)
-    assert found["bytes"]["optax"] == [2 * 4 * 56 + 8, 4 * 56]
+    assert found["bytes"]["optax"] == [2 * 4 * 56 + 4, 4 * 56]
     assert "donate the same buffer twice" in found["optax, one array donated twice"]

@@ -271,3 +271,19 @@ def test_donation_by_the_users_own_jit():
     for _ in range(2):
         state, model = run(state, model, {"a": jnp.ones(3), "b": -jnp.ones(3)})
     close(model["a"], np.full(3, -0.2), rtol=1e-4)
+
+
+def test_adam_without_momentum_keeps_no_moment():
+    """CASES 47: what is not there takes no memory."""
+    x = {"w": jnp.ones((3, 4)), "b": jnp.ones(2, jnp.bfloat16)}
+    for rule in (oj.Adam, oj.AdamW):
+        state, model = oj.setup(rule(0.1, b1=None), x), x
+        assert sum(a.size for a in jax.tree.leaves(state.inner)) == 14 + 1  # v, count
+        usual, expected = oj.setup(rule(0.1, b1=0.0), x), x
+        for i in range(3):
+            grads = jax.tree.map(lambda a, i=i: (i - 1.5) * a, model)
+            state, model = oj.update(state, model, grads)
+            usual, expected = oj.update(usual, expected, grads)
+        close(model, expected, rtol=1e-6)
+    with pytest.raises(TypeError, match="NAdam: b1 is None"):
+        oj.NAdam(b1=None)

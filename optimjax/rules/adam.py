@@ -17,7 +17,7 @@ __all__ = ["AMSGrad", "AMSGradW", "Adam", "AdamW", "NAdam", "NAdamW"]
 
 
 class Moments(NamedTuple):
-    m: Array
+    m: Array | None
     v: Array
 
 
@@ -64,7 +64,8 @@ class Adam(LeafRule):
     Args:
         learning_rate: size of a step when all gradients agree, in the parameter's
             unit, >= 0.
-        b1: decay of the first moment, in [0, 1).
+        b1: decay of the first moment, in [0, 1); None for the gradient itself in its
+            place, and no memory for a moment.
         b2: decay of the second moment, in [0, 1).
         eps: added outside of the root, in the gradient's unit, >= 0.
         eps_root: added inside of the root, in its square, >= 0; above 0 the step can be
@@ -82,29 +83,35 @@ class Adam(LeafRule):
     """
 
     learning_rate: Hyper = 1e-3
-    b1: Hyper = 0.9
+    b1: Hyper | None = 0.9
     b2: Hyper = 0.999
     eps: Hyper = 1e-8
     eps_root: Hyper = 0.0
 
     def init_leaf(self, x) -> PyTree:
-        return Moments(zeros_like(x), zeros_like(x, real=True))
+        m = None if self.b1 is None else zeros_like(x)
+        return Moments(m, zeros_like(x, real=True))
 
     def apply_leaf(self, state, x, g, t) -> tuple[PyTree, Array]:
-        m = self.b1 * state.m + (1 - self.b1) * g
+        m, m_hat = None, g
+        if self.b1 is not None:
+            m = self.b1 * state.m + (1 - self.b1) * g
+            m_hat = m / (1 - self.b1**t)
         v = self.b2 * state.v + (1 - self.b2) * abs_sq(g)
-        m_hat = m / (1 - self.b1**t)
         v_hat = v / (1 - self.b2**t)
         root = jnp.sqrt(v_hat + self.eps_root)
         return Moments(m, v), self.learning_rate * m_hat / (root + self.eps)
 
     def kernel(self):
-        return Kernel("adam", self._numbers, False)
+        return self._loop(False)
+
+    def _loop(self, decays: bool) -> Kernel | None:
+        return None if self.b1 is None else Kernel("adam", self._numbers, decays)
 
     def _numbers(self, t: Array) -> tuple[Any, ...]:
-        debias = 1 - self.b1**t, 1 - self.b2**t
-        decays = self.b1, self.b2
-        return (self.learning_rate, *decays, self.eps, self.eps_root, *debias, 0.0)
+        b1, b2 = cast(Any, self.b1), self.b2
+        debias = 1 - b1**t, 1 - b2**t
+        return (self.learning_rate, b1, b2, self.eps, self.eps_root, *debias, 0.0)
 
 
 @rule
@@ -137,7 +144,7 @@ class AdamW(Decoupled, Adam):
     """
 
     def kernel(self):
-        return Kernel("adam", self._numbers, self.decay_where is not False)
+        return self._loop(self.decay_where is not False)
 
     def _numbers(self, t: Array) -> tuple[Any, ...]:
         rate = self.learning_rate if self.couple else 1
@@ -185,6 +192,7 @@ class NAdam(Adam):
 
     ranges: ClassVar = {"momentum_decay": (0.0, math.inf, False)}
 
+    b1: Hyper = 0.9  # not None
     momentum_decay: Hyper | None = None
 
     def init_leaf(self, x):
@@ -271,6 +279,7 @@ class AMSGrad(Adam):
     [0.03684, 0.01921]
     """
 
+    b1: Hyper = 0.9  # not None
     debias_m: bool = True
     debias_v: Debias = "before"
 

@@ -153,6 +153,7 @@ class RAdam(Adam):
 
     ranges: ClassVar = {"threshold": (0.0, math.inf, False)}
 
+    b1: Hyper = 0.9  # not None
     threshold: Hyper = 5.0
     nesterov: bool = False
     debias_eps: bool = False
@@ -231,6 +232,7 @@ class AdaBelief(Adam):
     [0.05546, -0.01532]
     """
 
+    b1: Hyper = 0.9  # not None
     eps: Hyper = 1e-16
     eps_root: Hyper = 1e-16
     nesterov: bool = False
@@ -302,6 +304,7 @@ class Yogi(Adam):
 
     ranges: ClassVar = {"initial_v": (0.0, math.inf, False)}
 
+    b1: Hyper = 0.9  # not None
     learning_rate: Hyper = 1e-2
     eps: Hyper = 1e-3
     initial_v: Hyper = 1e-6

@@ -132,6 +132,7 @@ class OptimisticAdam(Adam):
 
     ranges: ClassVar = {"optimism": (0.0, math.inf, False)}
 
+    b1: Hyper = 0.9  # not None
     optimism: Hyper = 1.0
     nesterov: bool = False
     double_first: bool = False
