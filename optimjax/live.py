@@ -18,7 +18,7 @@ from optimjax.paths import Path, Where, nearest, selector
 from optimjax.rule import Rule
 from optimjax.state import State, as_state
 from optimjax.ties import Slot
-from optimjax.training import as_data, as_scalar
+from optimjax.training import as_data, as_scalar, never
 from optimjax.treewide import PyTree
 
 __all__ = ["adjust", "freeze", "thaw"]
@@ -49,7 +49,8 @@ def freeze(state: State, where: Where) -> State:
 def thaw(state: State, where: Where = None) -> State:
     """`state`, in which the slots at `where` (None: all) are trained again.
 
-    Their moments and step counts go on from where they stopped.
+    Their moments and step counts go on from where they stopped. The slots of a `Frozen`
+    rule stay as they are.
 
     Raises: ValueError if `where` matches nothing.
 
@@ -59,7 +60,7 @@ def thaw(state: State, where: Where = None) -> State:
     ()
     """
     found = select(state, where, "thaw")
-    thawed = set(found)
+    thawed = set(found).difference(never(state.rule, state.inner, state.ties.names))
     frozen = tuple(path for path in state.frozen if path not in thawed)
     return dataclasses.replace(state, frozen=frozen)
 

@@ -25,7 +25,7 @@ from optimjax.hyper import is_schedule
 from optimjax.layout import NOT_THE_TREE, Layout, is_float0
 from optimjax.leaf import skipping
 from optimjax.nested import every_rule, walk
-from optimjax.paths import Slots, Where, branches, complain, spell
+from optimjax.paths import Path, Slots, Where, branches, complain, spell
 from optimjax.rule import Rule, is_rule
 from optimjax.state import State, as_state
 from optimjax.ties import Ties
@@ -89,14 +89,15 @@ def setup(
     )
     others = [*params.values(), *jax.tree.leaves(rule)]
     inner = rule.init(params)
-    still = [
-        path
-        for each, _, slots in walk(rule, inner, list(found.names))
-        if each.freezes
-        for path in slots
-    ]
+    still = never(rule, inner, found.names)
     inner = _own_buffers(skipping(inner, still), others, place)
     return State(rule, inner, found, tuple(sorted(still)))
+
+
+def never(rule: Rule, inner: PyTree, names: Iterable[Path]) -> list[Path]:
+    """The slots that belong to a rule that moves none."""
+    walked = walk(rule, inner, list(names))
+    return [path for each, _, slots in walked if each.freezes for path in slots]
 
 
 def _as_array(x: Any) -> Any:

@@ -163,3 +163,60 @@ def test_slots_named_like_fields_in_a_transfer():
     moved, _ = oj.transfer(state, model)
     assert jax.tree.structure(moved) == jax.tree.structure(state)
     close(moved, state)
+
+
+def test_a_debiased_average_whose_decay_changes():
+    """The average of what stays the same is the same."""
+    still = oj.SGD(0.0)
+    adjusted = oj.setup(oj.EMA(still, decay=0.9, debias=True), MODEL)
+    close(oj.eval_model(adjusted, MODEL), MODEL)  # nothing seen yet
+    adjusted, _ = oj.update(adjusted, MODEL, MODEL)
+    adjusted = oj.adjust(adjusted, decay=0.99)
+    rule = oj.EMA(
+        still, decay=lambda count: jnp.where(count < 1, 0.0, 0.9), debias=True
+    )
+    scheduled, _ = oj.update(oj.setup(rule, MODEL), MODEL, MODEL)
+    for state in (adjusted, scheduled):
+        state, _ = oj.update(state, MODEL, MODEL)
+        close(oj.eval_model(state, MODEL), MODEL, rtol=1e-6)
+
+
+def test_a_copy_outlives_what_the_parameter_cannot_hold():
+    """An overflow of float16, and a value put into the model by hand."""
+    model = {"w": jnp.array([60000.0], jnp.float16)}
+    state = oj.setup(oj.MixedPrecision(oj.SGD(1.0)), model)
+    for g, expected in ((-10000.0, np.inf), (20000.0, 50000.0), (10000.0, 40000.0)):
+        state, model = oj.update(state, model, {"w": jnp.array([g])})
+        assert model["w"] == np.float16(expected)
+    state = oj.setup(oj.MixedPrecision(oj.SGD(0.1)), {"w": jnp.ones(1, jnp.bfloat16)})
+    for value in (1e6, 1e9, np.nan):
+        model = {"w": jnp.array([value], jnp.bfloat16)}
+        _, model = oj.update(state, model, {"w": jnp.ones(1)})
+        assert model["w"] == jnp.bfloat16(0.9)
+
+
+def test_copies_of_float32_can_be_donated():
+    state = oj.setup(oj.MixedPrecision(oj.SGD(0.1)), MODEL)
+    state, model = oj.update(state, MODEL, MODEL)
+    step = oj.make_step(lambda m: jnp.sum(m["a"]) + jnp.sum(m["b"]), donate=True)
+    for _ in range(3):
+        state, model, _ = step(state, model)
+    assert model["b"] < 3.0
+
+
+def test_what_frozen_owns_is_not_thawed():
+    """It would weigh in the global norm."""
+    rule = oj.Chain(oj.ClipByGlobalNorm(1.0), oj.Masked(oj.SGD(0.1), "a"))
+    state = oj.thaw(oj.freeze(oj.setup(rule, MODEL), "a"))
+    assert state.frozen == ("b",)
+    grads = {"a": jnp.array([0.6, 0.8]), "b": jnp.array([100.0])}
+    _, model = oj.update(state, MODEL, grads)
+    np.testing.assert_allclose(model["a"], [0.94, 1.92], rtol=1e-6)
+
+
+def test_a_schedule_of_updates_that_are_no_whole_numbers():
+    model = {"w": jnp.array([1.0])}
+    state = oj.setup(oj.SWA(oj.SGD(0.1), start=lambda count: 2.5), model)
+    for _ in range(5):
+        state, model = oj.update(state, model, {"w": jnp.array([1.0])})
+    np.testing.assert_allclose(oj.eval_model(state, model)["w"], 0.6, rtol=1e-6)

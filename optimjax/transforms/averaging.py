@@ -18,12 +18,18 @@ class Averaged(NamedTuple):
     average: Array
 
 
+class Debiased(NamedTuple):
+    average: Array
+    weight: Array
+
+
 @rule
 class EMA(LeafWrapper):
     """An exponential moving average of the parameters, for evaluation.
 
         average <- decay * average + (1 - decay) * (x - step)
-        eval_model: average / (1 - decay^t) if debias else average
+        weight  <- decay * weight + (1 - decay)
+        eval_model: average / weight if debias else average
 
     The steps are those of the rule inside. Without `debias` the average starts at the
     first parameters; with it, at 0.
@@ -33,7 +39,8 @@ class EMA(LeafWrapper):
         decay: what is kept of the average, in [0, 1); it reaches back about
             1 / (1 - decay) steps.
         debias: forget where it started.
-    State: `average`, shape of the parameter, at least float32.
+    State: `average`, shape of the parameter, at least float32; with `debias` also
+        `weight`, (), which is 1 - decay^t if decay stays what it is.
     Raises: ValueError if `decay` is outside its range.
     Source: Polyak and Juditsky 1992, "Acceleration of stochastic approximation by
         averaging"; debiased as in Kingma and Ba 2015, arXiv:1412.6980, section 3.
@@ -54,14 +61,22 @@ class EMA(LeafWrapper):
     debias: bool = False
 
     def init_leaf(self, x):
-        return Averaged(zeros_like(x) if self.debias else x)
+        if self.debias:
+            return Debiased(zeros_like(x), jnp.zeros((), x.real.dtype))
+        return Averaged(x)
 
     def after_leaf(self, state, x, g, step, t):
         average = self.decay * state.average + (1 - self.decay) * (x - step)
-        return Averaged(average), step
+        if not self.debias:
+            return Averaged(average), step
+        weight = self.decay * state.weight + (1 - self.decay)
+        return Debiased(average, weight), step
 
     def eval_leaf(self, state, x, t):
-        return state.average / (1 - self.decay**t) if self.debias else state.average
+        if not self.debias:
+            return state.average
+        seen = state.weight > 0
+        return jnp.where(seen, state.average / jnp.where(seen, state.weight, 1), x)
 
 
 @rule
@@ -103,14 +118,15 @@ class SWA(LeafWrapper):
         return Averaged(x)
 
     def after_leaf(self, state, x, g, step, t):
-        since = t - self.start
-        counts = (since >= 0) & (since % self.every == 0)
-        n = jnp.maximum(jnp.round(since / self.every) + 1, 1)
+        # A schedule may say 2.5, which no update is the number of.
+        since, every = t - jnp.ceil(self.start), jnp.ceil(self.every)
+        counts = (since >= 0) & (since % every == 0)
+        n = jnp.maximum(jnp.round(since / every) + 1, 1)
         average = state.average + (x - step - state.average) / n
         return Averaged(jnp.where(counts, average, state.average)), step
 
     def eval_leaf(self, state, x, t):
-        return jnp.where(t >= self.start, state.average, x)
+        return jnp.where(t >= jnp.ceil(self.start), state.average, x)
 
 
 class Slow(NamedTuple):
@@ -163,7 +179,7 @@ class Lookahead(LeafWrapper):
     def after_leaf(self, state, x, g, step, t):
         fast = x - step
         slow = (1 - self.slow_step) * state.slow + self.slow_step * fast
-        met = t % self.period == 0
+        met = t % jnp.ceil(self.period) == 0
         return Slow(jnp.where(met, slow, state.slow)), jnp.where(met, x - slow, step)
 
     def eval_leaf(self, state, x, t):

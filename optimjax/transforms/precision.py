@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optimjax.arrays import cast, compute_dtype
+from optimjax.arrays import cast, cast_like, compute_dtype
 from optimjax.leaf import LeafState
 from optimjax.nested import Wrapper
 from optimjax.noise import Keyed
@@ -78,6 +78,18 @@ class MixedPrecision(Wrapper):
             steps[path] = cast(named[path], kept[path].dtype) - kept[path]
         out = structure.unflatten([steps.get(path) for path in named])
         return Master(inner, kept), steps_like(params, out)
+
+    def descend(
+        self, state: Master, params: Slots, grads: Slots, **context: Any
+    ) -> tuple[Master, Slots]:
+        """The copy rounded, whatever the parameter was: no difference of the two, which
+        of a float16 that has overflowed is NaN."""
+        inner, wide = self.inner.descend(state.inner, state.params, grads, **context)
+        new = Slots(params)
+        for path, g in grads.items():
+            if g is not None:  # a buffer of its own, even of the same dtype
+                new[path] = jnp.copy(cast_like(wide[path], params[path]))
+        return Master(inner, wide), new
 
     def eval_params(self, state: Master, params: Slots) -> Slots:
         mine = Slots((path, state.params[path]) for path in params)
