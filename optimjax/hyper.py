@@ -262,6 +262,11 @@ def check_range(
             raise ValueError(f"{rule}: {name} is {number:g}, expected a whole number.")
 
 
+def is_zero(hyper: Any) -> bool:
+    """Whether a hyperparameter is known to be 0, which not every range may include."""
+    return isinstance(hyper, float) and hyper == 0
+
+
 def evaluate(hyper: Any, count: Array | int) -> Any:
     """The hyperparameter with every schedule evaluated at the 0-based `count`."""
     if isinstance(hyper, ByPath):

@@ -44,7 +44,9 @@ class Chain(Rule):
                 raise TypeError(f"Chain: {each!r}, expected rules: Chain(a, b, ...).")
         for first, second in itertools.pairwise(rules):
             early = [r for r in every_rule(first) if r.follows]
-            if early and not second.follows:
+            averaging = any(isinstance(r, Wrapper) for r in early)
+            watches = getattr(second, "watches", False)
+            if early and not (second.follows and (watches or not averaging)):
                 raise ValueError(
                     f"Chain: {type(early[0]).__name__} looks at the parameter after "
                     f"the step, but {type(second).__name__} would still change that "

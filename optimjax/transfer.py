@@ -127,9 +127,10 @@ def _origins(
     """{slot: the old slot that it goes on from}, for those that there were."""
     slot_of = {p.path: slot.name for slot in state.ties.slots for p in slot.places}
     used: set[Path] = set()
+    nearest_first = sorted(renamed.items(), key=lambda pair: -len(pair[0]))
 
     def before(path: Path) -> Path:
-        for new, old in renamed.items():
+        for new, old in nearest_first:
             if path == new or path.startswith(f"{new}/"):
                 used.add(new)
                 return old + path[len(new) :]

@@ -220,3 +220,41 @@ def test_a_schedule_of_updates_that_are_no_whole_numbers():
     for _ in range(5):
         state, model = oj.update(state, model, {"w": jnp.array([1.0])})
     np.testing.assert_allclose(oj.eval_model(state, model)["w"], 0.6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "average", [oj.EMA, oj.SWA, oj.Lookahead, oj.ScheduleFree], ids=lambda c: c.__name__
+)
+def test_a_projection_is_no_afterthought_of_an_average(average):
+    """The average would be of points that were never visited."""
+    with pytest.raises(ValueError, match=r"Put it after|Put ScheduleFree around it"):
+        oj.Chain(average(oj.SGD(0.1)), oj.NonNegative())
+    oj.Chain(oj.SGD(0.1), oj.NonNegative(), oj.EMA(oj.Identity()))
+
+
+def test_nothing_moves_what_schedule_free_says():
+    with pytest.raises(ValueError, match="Put ScheduleFree around it"):
+        oj.Lookahead(oj.ScheduleFree(oj.SGD(0.1)))
+    with pytest.raises(ValueError, match="b1 is 0, expected in"):
+        oj.ScheduleFree(oj.SGD(0.1), b1=0.0)
+    with pytest.raises(ValueError, match="backoff is 0, expected more"):
+        oj.LossScaling(oj.SGD(0.1), backoff=0.0)
+
+
+def test_a_running_mean_whose_decay_changes():
+    state = oj.setup(oj.Chain(oj.Smooth(0.9), oj.SGD(1.0)), MODEL)
+    ones = jax.tree.map(jnp.ones_like, MODEL)
+    state, model = oj.update(state, MODEL, ones)
+    _, model = oj.update(oj.adjust(state, decay=0.99), model, ones)
+    np.testing.assert_allclose(model["b"], [1.0], rtol=1e-6)
+    with pytest.raises(TypeError, match="'every' cannot change"):
+        oj.adjust(oj.setup(oj.SWA(oj.SGD()), MODEL), every=2)
+
+
+def test_the_longest_new_name_counts():
+    old = {"b": {"x": jnp.ones(2), "y": jnp.ones(2)}, "c": jnp.ones(2)}
+    state, old = oj.update(oj.setup(oj.SGD(0.1, momentum=0.9), old), old, old)
+    new = {"a": {"x": jnp.ones(2), "y": jnp.ones(2)}}
+    for names in ({"a": "b", "a/x": "c"}, {"a/x": "c", "a": "b"}):
+        _, report = oj.transfer(state, new, renamed=names)
+        assert report.kept == ("a/x", "a/y") and report.dropped == ("b/x",)

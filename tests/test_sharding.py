@@ -336,3 +336,27 @@ def test_model_on_another_device_than_the_first():
             state, model, value = jax.block_until_ready(step(state, model))
         assert not (t and compiled), "a later step compiled again"
     assert value.devices() == {device}
+
+
+def test_one_bad_number_on_one_device_skips_the_step_on_all():
+    """Else a replicated parameter would differ from device to device."""
+    mesh = mesh_of("auto", names=("d",))
+    x = {"a": jnp.ones(8), "r": jnp.ones(1)}
+    specs = {"a": P("d"), "r": P()}
+    bad = {"a": x["a"].at[3].set(jnp.nan), "r": x["r"]}
+
+    for rule in (
+        oj.SkipNonFinite(oj.SGD(0.1)),
+        oj.Accumulate(oj.SkipNonFinite(oj.SGD(0.1)), every=1),
+        oj.LossScaling(oj.SGD(0.1)),
+    ):
+
+        def two(x, g, bad, rule=rule):
+            state = oj.setup(rule, x)
+            state, x = oj.update(state, x, bad)
+            return oj.update(state, x, g)[1]
+
+        split = jax.shard_map(
+            two, mesh=mesh, in_specs=(specs, specs, specs), out_specs=specs
+        )
+        close(jax.jit(split)(x, x, bad), jax.jit(two)(x, x, bad))

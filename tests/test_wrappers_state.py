@@ -224,8 +224,8 @@ OUTERMOST = {
     "ema of swa": (lambda rule: oj.EMA(rule, decay=0.7), oj.SWA),
     "swa of ema": (lambda rule: oj.SWA(rule, start=2), oj.EMA),
     "ema of lookahead": (lambda rule: oj.EMA(rule, decay=0.7), oj.Lookahead),
-    "lookahead of free": (
-        lambda rule: oj.Lookahead(rule, period=2),
+    "ema of free": (
+        lambda rule: oj.EMA(rule, decay=0.7),
         lambda rule: oj.ScheduleFree(rule, learning_rate=0.1),
     ),
 }

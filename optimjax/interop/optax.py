@@ -290,10 +290,14 @@ def state_from_optax(state: State, opt_state: PyTree) -> State:
         node = new.get(id(node), node)
         if not isinstance(node, Count):
             return node
-        return dataclasses.replace(node, count=jnp.asarray(count, jnp.int32))
+        node = dataclasses.replace(node, count=jnp.asarray(count, jnp.int32))
+        inner = {"inner": filled(node.inner)} if hasattr(node, "inner") else {}
+        return dataclasses.replace(node, **inner)
 
-    inner = jax.tree.map(counted, state.inner, is_leaf=lambda x: isinstance(x, Count))
-    return dataclasses.replace(state, inner=inner)
+    def filled(tree: PyTree) -> PyTree:
+        return jax.tree.map(counted, tree, is_leaf=lambda x: isinstance(x, Count))
+
+    return dataclasses.replace(state, inner=filled(state.inner))
 
 
 def _known(node: Any) -> bool:
@@ -308,7 +312,7 @@ def _told(state: State, function: str) -> list[tuple[Told, LeafState]]:
         if not jax.tree.leaves(getattr(kept, "slots", None)):
             continue
         told = next((t for cls, t in TOLD.items() if isinstance(rule_, cls)), None)
-        first = next(iter(kept.slots.values()))
+        first = next(slot for slot in kept.slots.values() if slot is not None)
         held = {name for name in first._fields if getattr(first, name) is not None}
         if told is None or held != told.fields.keys():
             known = ", ".join(cls.__name__ for cls in TOLD)

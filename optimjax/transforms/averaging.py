@@ -110,6 +110,9 @@ class SWA(LeafWrapper):
     watches: ClassVar[bool] = True
     ranges: ClassVar = dict.fromkeys(("start", "every"), (1.0, math.inf, False))
     whole: ClassVar = ("start", "every")
+    settled: ClassVar = dict.fromkeys(
+        whole, "The mean's weights are worked out from it"
+    )
 
     start: Hyper = 1
     every: Hyper = 1

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from optimjax.arrays import cast, real_dtype, widen
-from optimjax.hyper import Hyper
+from optimjax.arrays import cast, real_dtype, total, widen
+from optimjax.hyper import Hyper, is_zero
 from optimjax.leaf import skipping
 from optimjax.nested import Wrapper, sees_gradients
 from optimjax.paths import Path, Slots, with_paths
@@ -21,12 +21,14 @@ __all__ = ["ApplyIf", "LossScaling", "SkipNonFinite", "all_finite"]
 
 
 def all_finite(tree: PyTree) -> Array:
-    """Whether every number in a tree of arrays is finite: a bool, ().
+    """Whether every number in a tree of arrays is finite: a bool, (); inside of a
+    `shard_map` on all devices.
 
     >>> all_finite({"a": jnp.ones(2), "b": jnp.array([1.0, jnp.nan])})
     Array(False, dtype=bool)
     """
-    finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]
+    bad = [jnp.any(~jnp.isfinite(x)) for x in jax.tree.leaves(tree)]
+    finite = [total(cast(each, jnp.float32)) == 0 for each in bad]
     return jnp.all(jnp.stack(finite)) if finite else jnp.asarray(True)
 
 
@@ -297,6 +299,12 @@ class LossScaling(Wrapper):
     growth: Hyper = 2.0
     backoff: Hyper = 0.5
     period: Hyper = 2000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("scale", "backoff"):
+            if is_zero(getattr(self, name)):
+                raise ValueError(f"LossScaling: {name} is 0, expected more.")
 
     def init(self, params: PyTree) -> Scaled:
         zero = jnp.zeros((), jnp.int32)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import jax.numpy as jnp
 from jax import Array
 
-from optimjax.hyper import ByPath, Hyper, evaluate
+from optimjax.hyper import ByPath, Hyper, evaluate, is_zero
 from optimjax.nested import LeafWrapper, every_rule
 from optimjax.rule import Rule, rule
 
@@ -36,7 +36,8 @@ class ScheduleFree(LeafWrapper):
     `ScheduleFree(RMSProp(3e-3, decay=0.999, bias_correction=True))` for what its
     authors call AdamW; with decay, `Chain(RMSProp(...), ...)` or any other.
     Only z is kept: x = (y - (1 - b1) z) / b1, so b1 has to stay what it is. 16-bit
-    parameters want `MixedPrecision` around it.
+    parameters want `MixedPrecision` around it; guards and `Accumulate` go around it,
+    too, for a step of 0 inside would be weighed like any other.
 
     Args:
         inner: the rule that takes the steps.
@@ -59,6 +60,7 @@ class ScheduleFree(LeafWrapper):
     """
 
     follows: ClassVar[bool] = True
+    ends: ClassVar[bool] = True
     ranges: ClassVar = {"b1": (0.0, 1.0, False), "power": (0.0, math.inf, False)}
     settled: ClassVar = {"b1": "Its averages are worked out from that of all the run"}
 
@@ -69,6 +71,8 @@ class ScheduleFree(LeafWrapper):
     def __post_init__(self):
         super().__post_init__()
         self._rate()
+        if is_zero(self.b1):
+            raise ValueError("ScheduleFree: b1 is 0, expected in (0, 1].")
 
     def with_parts(self, rules: list[Rule]) -> Self:
         made = super().with_parts(rules)

@@ -27,8 +27,9 @@ __all__ = [
 ]
 
 
-class Moment(NamedTuple):
+class Smoothed(NamedTuple):
     m: Array
+    weight: Array | None
 
 
 @rule
@@ -293,8 +294,9 @@ class ScaleByParamRMS(LeafRule):
 class Smooth(LeafRule):
     """A running mean in place of what comes in.
 
-        m   <- decay * m + (1 - decay) * g
-        step = m / (1 - decay^t) if debias else m
+        m      <- decay * m + (1 - decay) * g
+        weight <- decay * weight + (1 - decay)
+        step    = m / weight if debias else m
 
     For the average of parameters see `EMA`.
 
@@ -302,7 +304,8 @@ class Smooth(LeafRule):
         decay: share of the old mean that is kept, in [0, 1); its memory is about
             1 / (1 - decay) steps.
         debias: divide by the sum of the weights, for `m` starts from 0.
-    State: `m`, shape of the parameter.
+    State: `m`, shape of the parameter; with `debias` also `weight`, (), which is
+        1 - decay^t if decay stays what it is.
     Raises: ValueError if `decay` is outside its range.
     Source: `ema` of optax.
 
@@ -318,11 +321,15 @@ class Smooth(LeafRule):
     debias: bool = True
 
     def init_leaf(self, x):
-        return Moment(zeros_like(x))
+        weight = jnp.zeros((), x.real.dtype) if self.debias else None
+        return Smoothed(zeros_like(x), weight)
 
     def apply_leaf(self, state, x, g, t):
         m = self.decay * state.m + (1 - self.decay) * g
-        return Moment(m), m / (1 - self.decay**t) if self.debias else m
+        if not self.debias:
+            return Smoothed(m, None), m
+        weight = self.decay * state.weight + (1 - self.decay)
+        return Smoothed(m, weight), m / weight
 
 
 @rule
