@@ -29,7 +29,8 @@ def eval_model(state: State, model: PyTree) -> PyTree:
     Args:
         state: the state.
         model: the model that goes with it.
-    Returns: a model like it. Without any average it has the same numbers.
+    Returns: a model like it. Without any average it has the same numbers, in arrays
+        that a donating step may take: copy what is to outlive that.
     Raises: ValueError if `model` is not the one of `setup`.
 
     >>> import optimjax as oj

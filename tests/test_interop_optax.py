@@ -246,3 +246,17 @@ def test_states_that_do_not_fit_are_refused(rng):
         )
     with pytest.raises(TypeError, match="expected an optax transformation"):
         from_optax(oj.Adam())
+
+
+def test_a_state_goes_into_rules_within_wrappers_that_count(rng):
+    params = params_of(rng)
+    tx = optax.adam(1e-2)
+    opt_state, params = by_optax(tx, tx.init(params), params, [params_of(rng)] * 3)
+    for wrap in (oj.Accumulate, oj.SkipNonFinite, oj.MixedPrecision):
+        state = state_from_optax(oj.setup(wrap(oj.Adam(1e-2)), params), opt_state)
+        moments = jax.tree.leaves(state.inner, is_leaf=lambda node: hasattr(node, "m"))
+        found = [node for node in moments if hasattr(node, "m")]
+        assert len(found) == 2
+        names = list(state.ties.names)
+        for name, node in zip(names, found, strict=True):
+            same_bits(node.m, opt_state[0].mu[name])
