@@ -118,7 +118,7 @@ def _work(t: Array) -> Array:
     The CPU client takes a program of fewer for so cheap that it runs on the thread that
     calls, which then waits for it; and a loop counts as no operation.
     """
-    return 0.0 * jnp.sum(t * jnp.arange(1000.0))
+    return 0.0 * jnp.sum(t * jnp.arange(1000, dtype=t.dtype))
 
 
 @update_p.def_abstract_eval

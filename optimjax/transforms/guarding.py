@@ -21,8 +21,9 @@ __all__ = ["ApplyIf", "LossScaling", "SkipNonFinite", "all_finite"]
 
 
 def all_finite(tree: PyTree) -> Array:
-    """Whether every number in a tree of arrays is finite: a bool, (); inside of a
-    `shard_map` on all devices.
+    """Whether every number in a tree of arrays is finite: a bool, ().
+
+    Inside of a `shard_map`: on all devices.
 
     >>> all_finite({"a": jnp.ones(2), "b": jnp.array([1.0, jnp.nan])})
     Array(False, dtype=bool)
