@@ -4,6 +4,7 @@ Every peer is a function of a rule's name and of `{name: array}` that returns a 
 or None if it has no such rule. All use the same numbers.
 """
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -79,15 +80,16 @@ def optimjax_xla(rule: str, model: Arrays) -> Run:
     return optimjax(rule, model)._replace(tracing=oj.kernels.off)
 
 
+def by_optax(tx: Any, carry: Any, grads: Any) -> Any:
+    opt_state, params = carry
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return opt_state, optax.apply_updates(params, updates)
+
+
 def optax_(rule: str, model: Arrays) -> Run:
     tx = OPTAX[rule]()
-
-    def step(carry: Any, grads: Any) -> Any:
-        opt_state, params = carry
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return opt_state, optax.apply_updates(params, updates)
-
-    return Run((tx.init(model), model), donating(step), lambda carry: carry[1])
+    step = donating(functools.partial(by_optax, tx))
+    return Run((tx.init(model), model), step, lambda carry: carry[1])
 
 
 def by_hand(rule: str, model: Arrays) -> Run:

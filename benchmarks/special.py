@@ -1,5 +1,6 @@
 """Figures beside the time of a step: memory, overhead, ties, what wrappers cost."""
 
+import functools
 import re
 import subprocess
 import sys
@@ -9,12 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import optimjax as oj
 from benchmarks.measure import compiling, in_turn, repeated
 from benchmarks.models import MODELS, Model, gpt2, many
-from benchmarks.peers import LR, OPTAX, OURS, PEERS, donating, optax_
+from benchmarks.peers import LR, OPTAX, OURS, PEERS, by_optax, donating, optax_
 
 
 def peak_memory(model: str, rule: str, peer: str) -> int:
@@ -68,29 +68,21 @@ def compilations(rule: str = "AdamW", steps: int = 5) -> dict[str, tuple[int, in
         return len(seen["compile"])
 
     def theirs(rate: Any, change: bool) -> int:
-        params = model.arrays(seed=0)
-        run = optax_step(OPTAX[rule](rate))
-        opt_state, params = run(OPTAX[rule](rate).init(params), params, grads)
+        params, tx = model.arrays(seed=0), OPTAX[rule](rate)
+        run = jax.jit(functools.partial(by_optax, tx))
+        carry = run((tx.init(params), params), grads)
         with compiling() as seen:
             for i in range(steps):
                 if change:  # a number is a constant of the program
-                    run = optax_step(OPTAX[rule](LR * (i + 2)))
-                opt_state, params = run(opt_state, params, grads)
+                    tx = OPTAX[rule](LR * (i + 2))
+                    run = jax.jit(functools.partial(by_optax, tx))
+                carry = run(carry, grads)
         return len(seen["compile"])
 
     return {
         "optimjax": (ours(schedule, False), ours(LR, True)),
         "optax": (theirs(schedule, False), theirs(LR, True)),
     }
-
-
-def optax_step(tx: Any) -> Callable[..., Any]:
-    @jax.jit
-    def step(opt_state: Any, params: Any, grads: Any) -> Any:
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return opt_state, optax.apply_updates(params, updates)
-
-    return step
 
 
 def make_step_overhead(leaves: int) -> tuple[float, float]:
@@ -148,11 +140,8 @@ def tied(budget: float, shapes: Any = None) -> dict[str, Any]:
         "optax": [tx.init(apart), apart],
     }
 
-    def by_optax(carry: Any, grads: Any) -> Any:
-        opt_state, params = carry
-        _, grads = jax.value_and_grad(given)(params, grads)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return opt_state, optax.apply_updates(params, updates)
+    def whole_step(carry: Any, grads: Any) -> Any:
+        return by_optax(tx, carry, jax.grad(given)(carry[1], grads))
 
     def arrays(tree: Any) -> int:
         own = {id(x): x.nbytes for x in jax.tree.leaves(tree) if hasattr(x, "nbytes")}
@@ -163,7 +152,7 @@ def tied(budget: float, shapes: Any = None) -> dict[str, Any]:
         "optimjax": repeated(
             lambda carry, grads: step(*carry, grads)[:2], held.pop("optimjax"), grads
         ),
-        "optax": repeated(donating(by_optax), held.pop("optax"), grads),
+        "optax": repeated(donating(whole_step), held.pop("optax"), grads),
     }
     del model, apart
     for call in calls.values():

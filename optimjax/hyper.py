@@ -234,12 +234,17 @@ def canonical(hyper: Any, owner: str) -> Any:
 
 
 def check_range(
-    rule: str, name: str, value: Any, bounds: Any, whole: bool = False
+    rule: str,
+    name: str,
+    value: Any,
+    bounds: Any,
+    whole: bool = False,
+    positive: bool = False,
 ) -> None:
     """ValueError if a concrete number is out of its range; tracers are not checked."""
     if isinstance(value, ByPath):
         for each in value.values:
-            check_range(rule, name, each, bounds, whole)
+            check_range(rule, name, each, bounds, whole, positive)
         return
     if bounds is None or is_traced(value) or is_schedule(value):
         return
@@ -258,13 +263,10 @@ def check_range(
             raise ValueError(
                 f"{rule}: {name} is {number:g}, expected {expected}.{remedy}"
             )
+        if positive and number == 0:
+            raise ValueError(f"{rule}: {name} is 0, expected more.")
         if whole and np.isfinite(number) and number != np.round(number):
             raise ValueError(f"{rule}: {name} is {number:g}, expected a whole number.")
-
-
-def is_zero(hyper: Any) -> bool:
-    """Whether a hyperparameter is known to be 0, which not every range may include."""
-    return isinstance(hyper, float) and hyper == 0
 
 
 def evaluate(hyper: Any, count: Array | int) -> Any:

@@ -139,7 +139,8 @@ class Rule:
         by_path: whether hyperparameters may differ by path.
         ranges: `{name: (low, high, high_excluded)}`, where a hyperparameter's range
             differs from the usual one for its name; None for no check.
-        whole: names of the hyperparameters that count something.
+        whole, positive: names of the hyperparameters that count something, and of those
+            that may be anything in their range but 0.
         settled: `{name: why}`, of those that `adjust` may not change.
 
     What a `LeafRule` need not care for is here the rule's own business: schedules
@@ -179,6 +180,7 @@ class Rule:
     by_path: ClassVar[bool] = False
     ranges: ClassVar[dict[str, tuple[float, float, bool] | None]] = {}
     whole: ClassVar[tuple[str, ...]] = ()
+    positive: ClassVar[tuple[str, ...]] = ()
     settled: ClassVar[dict[str, str]] = {}
     _kinds: ClassVar[dict[str, str]] = {}
     _optional: ClassVar[set[str]] = set()
@@ -249,7 +251,14 @@ class Rule:
         """
         owner = f"{prefix}{type(self).__name__}"
         value = canonical(value, f"{owner}: {name}")
-        check_range(owner, name, value, self.range_of(name), name in self.whole)
+        check_range(
+            owner,
+            name,
+            value,
+            self.range_of(name),
+            name in self.whole,
+            name in self.positive,
+        )
         return self.unless_by_path(name, value, owner)
 
     def range_of(self, name: str) -> tuple[float, float, bool] | None:

@@ -235,7 +235,7 @@ def test_a_projection_is_no_afterthought_of_an_average(average):
 def test_nothing_moves_what_schedule_free_says():
     with pytest.raises(ValueError, match="Put ScheduleFree around it"):
         oj.Lookahead(oj.ScheduleFree(oj.SGD(0.1)))
-    with pytest.raises(ValueError, match="b1 is 0, expected in"):
+    with pytest.raises(ValueError, match="ScheduleFree: b1 is 0, expected more"):
         oj.ScheduleFree(oj.SGD(0.1), b1=0.0)
     with pytest.raises(ValueError, match="backoff is 0, expected more"):
         oj.LossScaling(oj.SGD(0.1), backoff=0.0)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from optimjax.arrays import cast, real_dtype, total, widen
-from optimjax.hyper import Hyper, is_zero
+from optimjax.hyper import Hyper
 from optimjax.leaf import skipping
 from optimjax.nested import Wrapper, sees_gradients
 from optimjax.paths import Path, Slots, with_paths
@@ -294,18 +294,13 @@ class LossScaling(Wrapper):
         "period": (1.0, math.inf, False),
     }
     whole: ClassVar = ("period",)
+    positive: ClassVar = ("scale", "backoff")
     settled: ClassVar = {"scale": "It is the first scale; the state has the present"}
 
     scale: Hyper = 32768.0
     growth: Hyper = 2.0
     backoff: Hyper = 0.5
     period: Hyper = 2000
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("scale", "backoff"):
-            if is_zero(getattr(self, name)):
-                raise ValueError(f"LossScaling: {name} is 0, expected more.")
 
     def init(self, params: PyTree) -> Scaled:
         zero = jnp.zeros((), jnp.int32)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import jax.numpy as jnp
 from jax import Array
 
-from optimjax.hyper import ByPath, Hyper, evaluate, is_zero
+from optimjax.hyper import ByPath, Hyper, evaluate
 from optimjax.nested import LeafWrapper, every_rule
 from optimjax.rule import Rule, rule
 
@@ -62,6 +62,7 @@ class ScheduleFree(LeafWrapper):
     follows: ClassVar[bool] = True
     ends: ClassVar[bool] = True
     ranges: ClassVar = {"b1": (0.0, 1.0, False), "power": (0.0, math.inf, False)}
+    positive: ClassVar = ("b1",)
     settled: ClassVar = {"b1": "Its averages are worked out from that of all the run"}
 
     b1: Hyper = 0.9
@@ -71,8 +72,6 @@ class ScheduleFree(LeafWrapper):
     def __post_init__(self):
         super().__post_init__()
         self._rate()
-        if is_zero(self.b1):
-            raise ValueError("ScheduleFree: b1 is 0, expected in (0, 1].")
 
     def with_parts(self, rules: list[Rule]) -> Self:
         made = super().with_parts(rules)
