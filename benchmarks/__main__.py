@@ -2,7 +2,8 @@
 
 Every peer makes the same updates (checked before they are timed), in one process and in
 turn. Times on a busy machine are noise; ratios are less so, and are given with their
-quartiles. With --out DIR: `benchmarks.json` and `benchmarks.png` there.
+quartiles. `benchmarks.json`, written case by case, and `benchmarks.png` go to --out
+DIR; with --resume a run goes on from the cases that are there.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from tqdm import tqdm
 
 import optimjax as oj
 from benchmarks import figures, special
@@ -44,17 +46,23 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--rules", nargs="+", choices=OURS, metavar="RULE")
     parser.add_argument("--budget", type=float, help="seconds for each table cell")
     parser.add_argument("--out", type=Path, default=Path())
+    parser.add_argument("--resume", action="store_true", help="keep cases of --out")
     args = parser.parse_args(argv)
     models = args.models or (QUICK["models"] if args.quick else list(MODELS))
     rules = args.rules or (QUICK["rules"] if args.quick else list(OURS))
-    budget = args.budget or (2.0 if args.quick else 6.0)
+    budget = args.budget or (2.0 if args.quick else 3.0)
     results: dict[str, Any] = {"machine": machine(), "cases": []}
     print(*(f"{key}: {value}" for key, value in results["machine"].items()), sep="\n")
+    args.out.mkdir(parents=True, exist_ok=True)
+    written = args.out / "benchmarks.json"
+    if args.resume and written.exists():
+        results["cases"] = json.loads(written.read_text())["cases"]
+    kept = {(each["model"], each["rule"]) for each in results["cases"]}
 
-    for name in models:
-        for rule in rules:
-            print(f"... {name}, {rule}", flush=True)
-            results["cases"].append(case(name, MODELS[name], rule, PEERS, budget))
+    wanted = [(name, rule) for name in models for rule in rules]
+    for name, rule in tqdm([each for each in wanted if each not in kept], unit="case"):
+        results["cases"].append(case(name, MODELS[name], rule, PEERS, budget))
+        written.write_text(json.dumps(results, indent=1))
     print("\nA step: median, and how many times as long others take (quartiles)\n")
     print(figures.steps(results["cases"]))
     print("\nTracing + compilation (the whole first call), seconds\n")
@@ -81,8 +89,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         )
     )
     extra(results, args.quick, budget)
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "benchmarks.json").write_text(json.dumps(results, indent=1))
+    written.write_text(json.dumps(results, indent=1))
     figures.chart(results["cases"], args.out / "benchmarks.png")
     print(f"\nbenchmarks.json and benchmarks.png are in {args.out.resolve()}")
     return results
