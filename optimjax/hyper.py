@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array, lax
 from jax.tree_util import GetAttrKey, Partial
 
+from optimjax.axes import Axes
 from optimjax.arrays import is_traced, real_dtype, weaken
 from optimjax.paths import Path, complain, nearest, pattern, selector
 
@@ -21,6 +22,7 @@ __all__ = ["Hyper", "by_path"]
 # `apply_leaf` it is a real scalar.
 HYPER = "hyperparameter: data, traced"
 WHERE = "selection of slots: structure, static"
+AXES = "axes of matrices: structure, static"
 Hyper: TypeAlias = Annotated[Any, HYPER]
 
 # Name -> (lowest, highest, is the highest excluded). A rule whose own range differs
@@ -350,3 +352,22 @@ def where_field(where: Any, owner: str) -> PerPath | None:
         return PerPath(where)
     table = dict.fromkeys((where,) if isinstance(where, str) else where, True)
     return PerPath({**table, "*": table.get("*", False)})
+
+
+def axes_field(axes: Any, owner: str) -> PerPath | None:
+    """The `axes` of a rule as a static choice of `Axes` for each slot; None: default.
+
+    Raises: TypeError for what is neither `Axes`, a dict {glob: Axes} nor a function.
+    """
+    if axes is None or isinstance(axes, PerPath):
+        return axes
+    if isinstance(axes, Axes):
+        return PerPath({"*": axes})
+    if isinstance(axes, Mapping) and all(isinstance(a, Axes) for a in axes.values()):
+        return PerPath({"*": Axes(), **axes})
+    if callable(axes) and jax.tree_util.all_leaves([axes]):
+        return PerPath(axes)
+    raise TypeError(
+        f"{owner} is {axes!r}, expected Axes(...), a dict {{glob: Axes(...)}} or a "
+        "function of (path, leaf) that returns one."
+    )

@@ -146,20 +146,17 @@ class LeafRule(Rule):
         return x
 
     def init(self, params: PyTree) -> Any:
-        current = self.at_count(0)
-        casts: dict[Any, tuple[Rule, Rule]] = {}  # thousands of slots share a few
+        at = self.at_count(0).by_slot()
+        casts: dict[Any, Rule] = {}  # thousands of slots share a few
         slots = Slots()
         for path, x in with_paths(params).items():
             self._check_complex("init", path, x)
             x = widen(x)
-            here = current.at_path(path, x)
+            here = at(path, x)
             key = (id(here), x.dtype)
             if key not in casts:
-                casts[key] = (
-                    here,
-                    _to_compute(here, x.dtype),
-                )  # alive, so its id is its own
-            made = typing.cast(LeafRule, casts[key][1]).init_leaf(x)
+                casts[key] = _to_compute(here, x.dtype)
+            made = typing.cast(LeafRule, casts[key]).init_leaf(x)
             slots[path] = jax.tree.map(self._stored, made)
         return LeafState(Count.zero().count, slots, Slots())
 
@@ -198,13 +195,13 @@ class LeafRule(Rule):
         }
         if not inputs:  # no update took place, so nothing is counted
             return state, structure.unflatten([None] * len(named))
-        current, state = self.at_count(state.count), state.after(inputs)
+        at, state = self.at_count(state.count).by_slot(), state.after(inputs)
         slots, steps = Slots(state.slots), {}
         for path, arrays in inputs.items():
             x = named[path]
             self._check_complex("apply", path, x)
             slots[path], steps[path] = _apply_leaf(
-                current.at_path(path, x), slots[path], x, arrays, state.steps(path)
+                at(path, x), slots[path], x, arrays, state.steps(path)
             )
         return dataclasses.replace(state, slots=slots), structure.unflatten(
             [steps.get(path) for path in named]
@@ -226,12 +223,12 @@ class LeafRule(Rule):
         given = {path: g for path, g in grads.items() if g is not None}
         if not given or not self.fuses():
             return super().descend(state, params, grads, **context)
-        current, state = self.at_count(state.count), state.after(given)
+        at, state = self.at_count(state.count).by_slot(), state.after(given)
         slots, new = Slots(state.slots), Slots(params)
         groups: dict[Any, tuple[Any, Array, list[Path]]] = {}
         for path, g in given.items():
             x = params[path]
-            here, t = current.at_path(path, x), state.steps(path)
+            here, t = at(path, x), state.steps(path)
             if fits(x, g, slots[path]):
                 key = (id(here), id(t), x.dtype, g.dtype)
                 groups.setdefault(key, (here, t, []))[2].append(path)
@@ -259,11 +256,11 @@ class LeafRule(Rule):
     def eval_params(self, state: Any, params: Slots) -> Slots:
         if type(self).eval_leaf is LeafRule.eval_leaf:
             return super().eval_params(state, params)
-        current = self.at_count(jnp.maximum(state.count - 1, 0))
+        at = self.at_count(jnp.maximum(state.count - 1, 0)).by_slot()
         averages = Slots(params)
         for path, kept in state.slots.items():
             x, t = params[path], state.steps(path)
-            average = _eval_leaf(current.at_path(path, x), kept, x, t)
+            average = _eval_leaf(at(path, x), kept, x, t)
             averages[path] = jnp.where(t > 0, average, widen(x))
         return averages
 

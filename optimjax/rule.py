@@ -3,20 +3,23 @@
 import dataclasses
 import functools
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import jax
 from jax import Array
 
 from optimjax.arrays import cast, cast_like, widen
+from optimjax.axes import Axes
 from optimjax.hyper import (
+    AXES,
     HYPER,
     RANGES,
     WHERE,
     ByPath,
     PerPath,
     as_value,
+    axes_field,
     canonical,
     check_range,
     evaluate,
@@ -32,6 +35,7 @@ __all__ = ["Rule", "rule"]
 Places: TypeAlias = Mapping[Path, Mapping[Path, Any]]
 Part: TypeAlias = tuple["Rule", PyTree, list[Path]]
 Selection: TypeAlias = typing.Annotated[Any, WHERE]
+AxesOf: TypeAlias = typing.Annotated[Any, AXES]
 R = TypeVar("R", bound="Rule")
 
 
@@ -99,13 +103,15 @@ def _named_arguments(init: Any) -> Any:
 
 
 def _kind(hint: Any) -> str:
-    """What a field's annotation makes of it: "hyper", "where", "rule" or "static"."""
+    """What a field is: "hyper", "where", "axes", "rule" or "static"."""
     parts = list(_parts(hint))
     notes = [note for p in parts for note in getattr(p, "__metadata__", ())]
     if HYPER in notes:
         return "hyper"
     if WHERE in notes:
         return "where"
+    if AXES in notes:
+        return "axes"
     holds_rules = any(isinstance(p, type) and issubclass(p, Rule) for p in parts)
     return "rule" if holds_rules else "static"
 
@@ -229,6 +235,8 @@ class Rule:
                 value = self.checked(field, value)
             elif kind == "where":
                 value = where_field(value, owner)
+            elif kind == "axes":
+                value = axes_field(value, owner)
             elif kind == "rule":
                 for inner in jax.tree.leaves(value, is_leaf=lambda x: not _holds(x)):
                     if not is_rule(inner):
@@ -297,8 +305,24 @@ class Rule:
                 raise
         return self.with_fields(**values)
 
-    def at_path(self, path: Path, leaf: Any) -> Self:
-        """This rule with its own choices by path made for one slot."""
+    def by_slot(self) -> Callable[[Path, Any], Self]:
+        """A function of (path, leaf): this rule with its choices made for that slot.
+
+        Slots that are alike in them are given the same object.
+        """
+        made: dict[Any, tuple[Self, Any]] = {}
+
+        def at(path: Path, leaf: Any) -> Self:
+            chosen = self._choices(path, leaf)
+            plain = (bool, float, Axes)
+            key = tuple(v if type(v) in plain else id(v) for v in chosen.values())
+            if key not in made:  # what is chosen stays alive, so its id is its own
+                made[key] = self.with_fields(**chosen), chosen
+            return made[key][0]
+
+        return at
+
+    def _choices(self, path: Path, leaf: Any) -> dict[str, Any]:
         chosen = {}
         for name, value in vars(self).items():
             owner = f"{type(self).__name__}: {name}"
@@ -306,7 +330,9 @@ class Rule:
                 chosen[name] = value.at(path, leaf, owner)
             elif self._kinds.get(name) == "where":
                 chosen[name] = value is None or bool(value(path, leaf, owner))
-        return self.with_fields(**chosen)
+            elif self._kinds.get(name) == "axes":
+                chosen[name] = Axes() if value is None else value(path, leaf, owner)
+        return chosen
 
     def bind(self, places: Places) -> Self:
         """This rule with every choice by path settled for the slots of a model.
@@ -322,7 +348,12 @@ class Rule:
             if isinstance(value, ByPath):
                 bound[name] = value.bind(places, owner)
             elif isinstance(value, PerPath):
-                bound[name] = PerPath(value.bind(places, owner, bool))
+                table = (
+                    value.bind(places, owner, bool)
+                    if self._kinds.get(name) == "where"
+                    else value.bind(places, owner)
+                )
+                bound[name] = PerPath(table)
             elif self._kinds.get(name) == "rule":
                 bound[name] = jax.tree.map(
                     lambda inner: inner.bind(places), value, is_leaf=is_rule
