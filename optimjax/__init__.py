@@ -6,6 +6,7 @@ state, model = oj.update(state, model, grads)
 
 from optimjax import (
     arrays,
+    axes,
     checkpoint,
     finding,
     flat,
@@ -31,6 +32,7 @@ from optimjax import (
 # Joined before the star imports: one of them brings a decorator called `rule`.
 __all__ = ["kernels", "schedules"]
 __all__ += arrays.__all__
+__all__ += axes.__all__
 __all__ += checkpoint.__all__
 __all__ += finding.__all__
 __all__ += flat.__all__
@@ -51,6 +53,7 @@ __all__ += transforms.__all__
 __all__ += treewide.__all__
 
 from optimjax.arrays import *
+from optimjax.axes import *
 from optimjax.checkpoint import *
 from optimjax.finding import *
 from optimjax.flat import *

@@ -118,6 +118,14 @@ def zeros_like(x: ArrayLike, *, real: bool = False, dtype: Any = None) -> Array:
     return jnp.zeros_like(x, dtype=dtype) if x.committed else _zeros(x.shape, dtype)
 
 
+def alike(x: ArrayLike, y: Array) -> Array:
+    """`y`, which has the shape of `x`, with the sharding of `x`."""
+    if is_traced(x) or is_traced(y):
+        return shard_alike(x, y)[1]
+    x = x if isinstance(x, jax.Array) else jnp.asarray(x)
+    return jax.device_put(y, x.sharding) if x.committed else y
+
+
 @partial(jax.jit, static_argnums=(0, 1))
 def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> Array:
     """As `jnp.zeros`, with a tenth of the Python: `setup` calls it for every slot."""

@@ -60,6 +60,15 @@ class Axes:
             raise ValueError(f"shape {shape}, which {self} leaves without a matrix")
         return inputs, outputs, batch
 
+    def check(self, shape: Shape) -> None:
+        """Raises: ValueError if an array of this shape cannot be read like this."""
+        self.of(shape)
+        self._lengths(shape)
+
+    def several(self, shape: Shape) -> bool:
+        """Whether an array is more than one matrix."""
+        return self.split is not None or bool(self.of(shape)[2])
+
     def sizes(self, shape: Shape) -> tuple[int, int]:
         """How many inputs and outputs each matrix has, where nothing is split."""
         inputs, outputs, _ = self.of(shape)
@@ -166,8 +175,9 @@ def hidden_matrices(path: Path, leaf: Any) -> bool:
 
     It has two axes or more, and no part of its path is named as an embedding, head or
     last layer is (`embed...`, `emb`, `wte`, `wpe`, `head`, `lm_head`, `logits`,
-    `classifier`, `readout`, `output_layer`). Biases and scales of norms have one axis; where they are
-    stacked for a scan, (layer, feature), say by a glob what the matrices are.
+    `classifier`, `readout`, `output_layer`). Biases and scales of norms have one axis;
+    where they are stacked for a scan, (layer, feature), say by a glob what the matrices
+    are.
 
     Args:
         path: the slot's.

@@ -11,8 +11,8 @@ import numpy as np
 from jax import Array, lax
 from jax.tree_util import GetAttrKey, Partial
 
-from optimjax.axes import Axes
 from optimjax.arrays import is_traced, real_dtype, weaken
+from optimjax.axes import Axes
 from optimjax.paths import Path, complain, nearest, pattern, selector
 
 __all__ = ["Hyper", "by_path"]

@@ -200,7 +200,7 @@ class LeafRule(Rule):
         for path, arrays in inputs.items():
             x = named[path]
             self._check_complex("apply", path, x)
-            slots[path], steps[path] = _apply_leaf(
+            slots[path], steps[path] = in_compute_dtype(
                 at(path, x), slots[path], x, arrays, state.steps(path)
             )
         return dataclasses.replace(state, slots=slots), structure.unflatten(
@@ -295,12 +295,12 @@ def _descend_leaf(
     wide = widen(x)
     g = cast(g, wide.dtype)
     g = g if scale is None else g * cast(scale, wide.dtype)
-    state, step = _apply_leaf(rule, state, wide, (g,), t)
+    state, step = in_compute_dtype(rule, state, wide, (g,), t)
     return cast_like(wide - step, x), state
 
 
 @jax.jit
-def _apply_leaf(
+def in_compute_dtype(
     rule: LeafRule, state: PyTree, x: Array, arrays: tuple[Array, ...], t: Array
 ) -> tuple[PyTree, Array]:
     """`rule.apply_leaf` in the compute dtype, and back to the stored dtypes.

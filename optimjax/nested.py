@@ -237,6 +237,9 @@ def walk(
     rule: Rule, state: PyTree, slots: list[Path]
 ) -> Iterable[tuple[Rule, PyTree, list[Path]]]:
     """A rule and all the rules inside it, each with its state and its slots."""
-    yield rule, rule.own_state(state), slots
+    own, mine = rule.own_state(state), slots
+    if isinstance(own, LeafState):  # a matrix rule leaves others to its `aux`
+        mine = [path for path in slots if path in own.slots]
+    yield rule, own, mine
     for part in rule.parts(state, slots):
         yield from walk(*part)

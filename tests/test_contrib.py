@@ -5,7 +5,7 @@ import pytest
 from recordings import OPTAX_SCHEDULES, recorded, recorded_problem
 from test_trajectories import assert_as_recorded, train
 
-import optimjax as oj  # noqa: F401
+import optimjax as oj
 
 RECORDS = {r["id"]: r for r in recorded("contrib")["trajectories"]}
 
@@ -17,8 +17,44 @@ def scheduled(value):
     return value
 
 
+def optax_muon(s):
+    rate, eps = s["learning_rate"], 1e-8
+    muon = oj.Muon(
+        rate,
+        momentum=s.get("beta", 0.95),
+        nesterov=s.get("nesterov", True),
+        iterations=s.get("ns_steps", 5),
+        prescale=s.get("preconditioning", "frobenius"),
+        scale="rms" if "consistent_rms" in s else "shape",
+        dual_norm=s.get("adaptive", False),
+        debias=True,
+        eps=eps,
+        aux=(oj.NAdamW if s.get("nesterov", True) else oj.AdamW)(
+            s.get("adam_learning_rate", rate),
+            weight_decay=s.get("adam_weight_decay", 0.0),
+        ),
+    )
+    assert s.get("consistent_rms", 0.2) == 0.2
+    decay = oj.WeightDecay(rate * s.get("weight_decay", 0.0), where="w")
+    return oj.Chain(muon, decay)
+
+
+def torch_muon(s):
+    """torch's kernels are (out, in); it divides by max(norm, eps)."""
+    rate, decay = s.get("lr", 1e-3), s.get("weight_decay", 0.1)
+    muon = oj.Muon(
+        rate,
+        momentum=s.get("momentum", 0.95),
+        nesterov=s.get("nesterov", True),
+        scale="rms" if s.get("adjust_lr_fn") == "match_rms_adamw" else "shape",
+        eps=0.0,
+        axes=oj.Axes(outputs=0),
+    )
+    return oj.Chain(muon, oj.WeightDecay(rate * decay, where="w"))
+
+
 # The peer's name -> its settings turned into our rule.
-RULES = {}
+RULES = {"contrib.muon": optax_muon, "Muon": torch_muon}
 
 
 @pytest.mark.parametrize(
@@ -30,4 +66,5 @@ def test_recorded_trajectory(name):
     params, grads, values = recorded_problem(record)
     with jax.enable_x64(True):
         got = train(RULES[record["optimizer"]](settings), params, grads, values)
-    assert_as_recorded({**record, "id": "contrib/"}, got, params)
+    start = {path: params[path] for path in record["params"]}  # torch's Muon: matrices
+    assert_as_recorded({**record, "id": "contrib/"}, got, start)

@@ -1,0 +1,295 @@
+"""What rules for matrices share: which slots those are, and how an array is read as
+matrices."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from optimjax.arrays import alike, cast_like, widen
+from optimjax.axes import hidden_matrices
+from optimjax.leaf import LeafRule, LeafState, in_compute_dtype
+from optimjax.nested import Around
+from optimjax.paths import Path, Slots, complain, with_paths
+from optimjax.rule import AxesOf, Part, Places, Rule, Selection, rule
+from optimjax.rules.adam import Adam
+from optimjax.treewide import PyTree, spread
+
+__all__ = ["MatrixRule"]
+
+# Slots of one shape are handled as one stack of matrices, of at most so many numbers: a
+# larger one keeps a device busy alone, and a stack is a copy.
+MOST_STACKED = 2**24
+
+
+@rule
+class MatrixRule(LeafRule):
+    """Arithmetic on each matrix: write `init_matrix` and `apply_matrix`.
+
+        state, step = apply_matrix(state, x, g, t)     for each matrix (inputs, outputs)
+        the other slots take the steps of `aux`
+
+    Its author may rely on what a `LeafRule` promises, and on `x` and `g` being one
+    matrix with the inputs first, whatever the axes of the array are. `t` is the same
+    for all that are handled together, so `lax.cond` on it stays a condition.
+
+    Class attributes:
+        shaped: names of the fields of the state that are shaped like the matrix; they
+            are kept in the shape, and with the sharding, of the parameter. Others, such
+            as (inputs, inputs), are kept as they are; with an axis in front that
+            numbers the matrices if there are several; in a tuple if an axis is split
+            into unequal parts.
+
+    Args:
+        aux: the rule for all other slots.
+        matrices: the slots that are matrices: a glob on paths, several, or a function
+            of (path, leaf) such as the default, `hidden_matrices`.
+        axes: which axes are inputs, outputs and so on: `Axes(...)`, a dict {glob:
+            Axes(...)} or a function of (path, leaf); None for `Axes()`, JAX's layout.
+    State: `own`, a `LeafState` of the matrices; `inner`, the state of `aux`.
+    Raises: ValueError for a slot that is chosen, but has no matrix.
+
+    (Inside a `shard_map` a matrix has to be whole on each device.)
+
+    >>> import jax.numpy as jnp
+    >>> import optimjax as oj
+    >>> @oj.rule
+    ... class RowNormalized(oj.MatrixRule):
+    ...     learning_rate: oj.Hyper = 0.1
+    ...
+    ...     def init_matrix(self, x):
+    ...         return None
+    ...
+    ...     def apply_matrix(self, state, x, g, t):
+    ...         return None, self.learning_rate * g / jnp.linalg.norm(g, axis=0)
+    >>> x = {"w": jnp.array([[3.0, 0.0], [4.0, 1.0]]), "b": jnp.ones(2)}
+    >>> rule = RowNormalized(aux=oj.SGD(0.5))
+    >>> _, steps = rule.apply(rule.init(x), x, x)
+    >>> steps["w"].tolist(), steps["b"].tolist()
+    ([[0.06, 0.0], [0.08, 0.1]], [0.5, 0.5])
+    """
+
+    shaped: ClassVar[tuple[str, ...]] = ()
+
+    aux: Rule = dataclasses.field(
+        default=Adam(3e-4, b1=0.9, b2=0.95),
+        kw_only=True,
+    )
+    matrices: Selection = dataclasses.field(default=hidden_matrices, kw_only=True)
+    axes: AxesOf = dataclasses.field(default=None, kw_only=True)
+
+    def init_matrix(self, x: Array) -> PyTree:
+        """The state of one matrix."""
+        raise NotImplementedError(f"{type(self).__name__} has no init_matrix")
+
+    def apply_matrix(
+        self, state: PyTree, x: Array, g: Array, t: Array
+    ) -> tuple[PyTree, Array]:
+        """The new state of one matrix, and its step."""
+        raise NotImplementedError(f"{type(self).__name__} has no apply_matrix")
+
+    # Which slots --------------------------------------------------------------------
+
+    def _chosen(self, named: Mapping[Path, Any]) -> set[Path]:
+        """The paths of the matrices."""
+        owner = f"{type(self).__name__}: matrices"
+        where: Any = self.matrices
+        return {p for p, x in named.items() if where is None or where(p, x, owner)}
+
+    def bind(self, places: Places) -> Self:
+        owner = f"{type(self).__name__}: matrices"
+        everywhere = dict.fromkeys(places, True)
+        where: Any = self.matrices
+        table = everywhere if where is None else where.bind(places, owner, bool)
+        mine = {slot: places[slot] for slot in places if table[slot]}
+        rest = {slot: places[slot] for slot in places if not table[slot]}
+        bound = self.with_fields(matrices=None, aux=None)
+        bound = Rule.bind(bound, mine) if mine else bound
+        return bound.with_fields(
+            aux=self.aux.bind(rest), matrices=type(where)(table) if where else None
+        )
+
+    def parts(self, state: PyTree, slots: list[Path]) -> list[Part]:
+        return [(self.aux, state.inner, [p for p in slots if p not in state.own.slots])]
+
+    def with_parts(self, rules: list[Rule]) -> Self:
+        return self.with_fields(aux=rules[0])
+
+    def own_state(self, state: Any) -> LeafState:
+        return state.own
+
+    def at_count(self, count: Any) -> Self:
+        # Without what is no matter of a matrix's arithmetic.
+        return super().at_count(count).with_fields(aux=None, matrices=None)
+
+    # Arrays as matrices -------------------------------------------------------------
+
+    def init(self, params: PyTree) -> Around:
+        named = with_paths(params)
+        chosen = self._chosen(named)
+        problems = {}
+        at = self.at_count(0).by_slot()
+        for path in chosen:
+            try:
+                at(path, named[path]).axes.check(named[path].shape)
+            except ValueError as error:
+                problems[path] = str(error)
+        if problems:
+            hint = "Leave it out by `matrices`, or say by `axes` how it is a matrix."
+            raise ValueError(complain(type(self).__name__, problems, hint))
+        own = super().init(Slots((p, x) for p, x in named.items() if p in chosen))
+        rest = Slots((p, x) for p, x in named.items() if p not in chosen)
+        return Around(self.aux.init(rest), own)
+
+    def init_leaf(self, x: Array) -> PyTree:
+        states = [jax.vmap(self.init_matrix)(block) for block in self.axes.matrices(x)]
+        return self._kept(states, x)
+
+    def _kept(self, states: list[Any], x: Any) -> PyTree:
+        """The state of a slot, from those of its blocks of matrices."""
+        if states[0] is None:
+            return None
+        fields, several = {}, self.axes.several(x.shape)
+        for name in states[0]._fields:
+            blocks = [getattr(state, name) for state in states]
+            if blocks[0] is None:
+                fields[name] = None
+            elif name in self.shaped:
+                fields[name] = alike(x, self.axes.array(blocks, x.shape))
+            else:
+                blocks = (
+                    blocks if several else [jax.tree.map(lambda b: b[0], blocks[0])]
+                )
+                fields[name] = blocks[0] if len(blocks) == 1 else tuple(blocks)
+        return type(states[0])(**fields)
+
+    def _states(self, kept: Any, x: Array, blocks: int) -> list[Any]:
+        """The states of a slot's blocks of matrices, from what is kept."""
+        if kept is None:
+            return [None] * blocks
+        several = self.axes.several(x.shape)
+        fields: dict[str, list[Any]] = {}
+        for name, value in zip(kept._fields, kept, strict=True):
+            if value is None:
+                fields[name] = [None] * blocks
+            elif name in self.shaped:
+                fields[name] = self.axes.matrices(value)
+            elif blocks > 1:
+                fields[name] = list(value)
+            else:
+                fields[name] = [
+                    value if several else jax.tree.map(lambda v: v[None], value)
+                ]
+        return [
+            type(kept)(**{n: each[i] for n, each in fields.items()})
+            for i in range(blocks)
+        ]
+
+    # Steps --------------------------------------------------------------------------
+
+    def apply(
+        self, state: Any, params: PyTree, grads: PyTree, **context: Any
+    ) -> tuple[Around, PyTree]:
+        named, given = with_paths(params), with_paths(spread(params, grads))
+        chosen = state.own.slots
+        rest = Slots((p, x) for p, x in named.items() if p not in chosen)
+        others = Slots((p, given.get(p)) for p in rest)
+        inner, made = self.aux.apply(state.inner, rest, others, **context)
+        own, steps = self._step(
+            state.own,
+            {p: x for p, x in named.items() if p in chosen},
+            {p: g for p, g in given.items() if p in chosen and g is not None},
+        )
+        steps = {**with_paths(made), **steps}
+        return Around(inner, own), jax.tree.structure(params).unflatten(
+            [steps.get(path) for path in named]
+        )
+
+    def descend(
+        self, state: Any, params: Slots, grads: Slots, **context: Any
+    ) -> tuple[Around, Slots]:
+        """As of every rule; the others in a compiled loop where `aux` has one."""
+        context.pop("scale", None)
+        chosen, new = state.own.slots, Slots(params)
+        rest = Slots((p, x) for p, x in params.items() if p not in chosen)
+        others = Slots((p, grads[p]) for p in rest)
+        inner, moved = self.aux.descend(state.inner, rest, others, **context)
+        new.update(moved)
+        xs = {p: widen(x) for p, x in params.items() if p in chosen}
+        given = {p: g for p, g in grads.items() if p in chosen and g is not None}
+        own, steps = self._step(state.own, xs, given)
+        for path, step in steps.items():
+            new[path] = cast_like(xs[path] - step, params[path])
+        return Around(inner, own), new
+
+    def _step(
+        self, state: LeafState, params: Mapping[Path, Array], given: Mapping[Path, Any]
+    ) -> tuple[LeafState, dict[Path, Array]]:
+        """The new state, and a step for each matrix that has a gradient."""
+        if not given:
+            return state, {}
+        at, state = self.at_count(state.count).by_slot(), state.after(given)
+        slots, steps = Slots(state.slots), {}
+        groups: dict[Any, list[list[Path]]] = {}
+        rules: dict[Any, tuple[Any, Array]] = {}
+        for path in given:
+            x = params[path]
+            self._check_complex("apply", path, x)
+            here, t = at(path, x), state.steps(path)
+            key = (id(here), id(t), x.shape, x.dtype, jax.tree.structure(slots[path]))
+            stacks = groups.setdefault(key, [[]])
+            if (len(stacks[-1]) + 1) * x.size > MOST_STACKED and stacks[-1]:
+                stacks.append([])
+            stacks[-1].append(path)
+            rules[key] = here, t
+        for key, stacks in groups.items():
+            for paths in stacks:
+                made = _apply_stack(
+                    *rules[key],
+                    [params[p] for p in paths],
+                    [given[p] for p in paths],
+                    [slots[p] for p in paths],
+                )
+                for path, kept, step in zip(paths, *made, strict=True):
+                    slots[path], steps[path] = kept, step
+        return dataclasses.replace(state, slots=slots), steps
+
+    def _arithmetic(
+        self, state: PyTree, x: Array, arrays: tuple[Array, ...], t: Array
+    ) -> tuple[PyTree, Array]:
+        (g,) = arrays
+        return jax.vmap(self.apply_matrix, (0, 0, 0, None))(state, x, g, t)
+
+
+@jax.jit
+def _apply_stack(
+    rule: Any, t: Array, xs: list[Array], gs: list[Array], kept: list[PyTree]
+) -> tuple[list[PyTree], list[Array]]:
+    """New states and steps of slots that are alike, as one stack of matrices."""
+    axes, shape = rule.axes, xs[0].shape
+    x_blocks = list(zip(*map(axes.matrices, xs), strict=True))
+    g_blocks = list(zip(*map(axes.matrices, gs), strict=True))
+    states = [rule._states(k, x, len(x_blocks)) for k, x in zip(kept, xs, strict=True)]
+    new: list[list[Any]] = [[] for _ in xs]
+    steps: list[list[Array]] = [[] for _ in xs]
+    for i, (x_block, g_block) in enumerate(zip(x_blocks, g_blocks, strict=True)):
+        each = [state[i] for state in states]
+        state, step = in_compute_dtype(
+            rule,
+            jax.tree.map(lambda *parts: jnp.concatenate(parts), *each),
+            jnp.concatenate(x_block),
+            (jnp.concatenate(g_block),),
+            t,
+        )
+        n = x_block[0].shape[0]
+        for j in range(len(xs)):
+            mine = slice(j * n, (j + 1) * n)
+            new[j].append(jax.tree.map(lambda leaf, mine=mine: leaf[mine], state))
+            steps[j].append(step[mine])
+    return (
+        [rule._kept(made, x) for made, x in zip(new, xs, strict=True)],
+        [axes.array(made, shape) for made in steps],
+    )
