@@ -157,6 +157,27 @@ def total(x: ArrayLike) -> Array:
     return lax.psum(part, axes) if axes else part
 
 
+def root(square: Array) -> Array:
+    """The square root; at 0 its derivative is 0, not NaN."""
+    return jnp.where(square == 0, 0, jnp.sqrt(jnp.where(square == 0, 1, square)))
+
+
+def norm(x: Array) -> Array:
+    """Euclidean norm of a whole array, real; NaN if a number is."""
+    return root(total(abs_sq(x)))
+
+
+def size(x: Array) -> Array:
+    """How many numbers a whole array has, real, at least 1; in a `shard_map`, too."""
+    part = jnp.sum(abs_sq(x))  # differs along the same axes of the mesh
+    return total(jnp.full_like(part, max(x.size, 1)))
+
+
+def rms(x: Array) -> Array:
+    """Root of the mean of |x|^2 over a whole array, real; 0 if it is empty."""
+    return root(total(abs_sq(x)) / size(x))
+
+
 def buffer(x: Any) -> int | None:
     """Where a concrete array's first shard lies in memory; None if nowhere known."""
     if not isinstance(x, jax.Array) or is_traced(x) or x.size == 0 or x.is_deleted():
