@@ -136,6 +136,14 @@ def abs_sq(x: ArrayLike) -> Array:
     return lax.square(x)
 
 
+def agreement(a: Array, b: Array) -> Array:
+    """Real, above 0 where two numbers point to one side, below 0 where they do not.
+
+    Signs are multiplied, not numbers, whose product may underflow to 0.
+    """
+    return (jnp.sign(a).conj() * jnp.sign(b)).real
+
+
 def varying_axes(x: Array) -> tuple[str, ...]:
     """Along which axes of the mesh a `shard_map` shows other parts; none elsewhere."""
     aval = jax.typeof(x)
