@@ -144,6 +144,14 @@ def abs_sq(x: ArrayLike) -> Array:
     return lax.square(x)
 
 
+def agreement(a: Array, b: Array) -> Array:
+    """Real, above 0 where two numbers point to one side, below 0 where they do not.
+
+    Signs are multiplied, not numbers, whose product may underflow to 0.
+    """
+    return (jnp.sign(a).conj() * jnp.sign(b)).real
+
+
 def varying_axes(x: Array) -> tuple[str, ...]:
     """Along which axes of the mesh a `shard_map` shows other parts; none elsewhere."""
     aval = jax.typeof(x)
@@ -163,6 +171,27 @@ def total(x: ArrayLike) -> Array:
     part = jnp.sum(x)
     axes = varying_axes(part)
     return lax.psum(part, axes) if axes else part
+
+
+def root(square: Array) -> Array:
+    """The square root; at 0 its derivative is 0, not NaN."""
+    return jnp.where(square == 0, 0, jnp.sqrt(jnp.where(square == 0, 1, square)))
+
+
+def norm(x: Array) -> Array:
+    """Euclidean norm of a whole array, real; NaN if a number is."""
+    return root(total(abs_sq(x)))
+
+
+def size(x: Array) -> Array:
+    """How many numbers a whole array has, real, at least 1; in a `shard_map`, too."""
+    part = jnp.sum(abs_sq(x))  # differs along the same axes of the mesh
+    return total(jnp.full_like(part, max(x.size, 1)))
+
+
+def rms(x: Array) -> Array:
+    """Root of the mean of |x|^2 over a whole array, real; 0 if it is empty."""
+    return root(total(abs_sq(x)) / size(x))
 
 
 def buffer(x: Any) -> int | None:

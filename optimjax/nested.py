@@ -178,9 +178,15 @@ class LeafWrapper(Wrapper, LeafRule):
         self, state: Any, params: PyTree, grads: PyTree, **context: Any
     ) -> tuple[Any, PyTree]:
         wide, grads = jax.tree.map(widen, params), spread(params, grads)
-        inner, steps = self.inner.apply(state.inner, wide, grads, **context)
-        own, steps = self._apply_leaves(state.own, wide, grads, steps)
+        inner, steps, *more = self._inside(state.inner, wide, grads, context)
+        own, steps = self._apply_leaves(state.own, wide, grads, steps, *more)
         return Around(inner, own), steps_like(params, steps)
+
+    def _inside(
+        self, inner: PyTree, params: PyTree, grads: PyTree, context: Any
+    ) -> tuple[PyTree, ...]:
+        """The inner rule's state and steps, and what else `_arithmetic` is to see."""
+        return self.inner.apply(inner, params, grads, **context)
 
     def _arithmetic(
         self, state: PyTree, x: Array, arrays: tuple[Array, ...], t: Array

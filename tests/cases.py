@@ -337,6 +337,26 @@ HOLDING = {
     "ScheduleFree": [oj.ScheduleFree(inner) for inner in INNER],
     "MixedPrecision": [oj.MixedPrecision(inner) for inner in INNER],
     "Monitor": [oj.Monitor(inner) for inner in INNER],
+    "Cautious": [
+        oj.Cautious(inner, form=form)
+        for inner, form in zip(INNER, ("count", "mean"), strict=True)
+    ],
+    "ClipStep": [oj.ClipStep(inner, max_rms=0.7) for inner in INNER],
+    "AMSBound": [oj.AMSBound(oj.AdamW(1e-2)), oj.AMSBound(oj.RMSProp(1e-2))],
+    "Decay": [
+        *[oj.Decay(INNER[0], 0.1, how) for how in ("l2", "coupled", "proximal")],
+        oj.Decay(INNER[1], 0.1, "corrected", peak=2e-2, where=matrices),
+        oj.Decay(INNER[1], 0.1, "independent", cautious=True),
+        oj.Decay(
+            oj.Partition(
+                {"matrices": oj.Adam(1e-2), "others": oj.SGD(0.1, momentum=0.8)},
+                lambda path, x: "matrices" if x.ndim == 2 else "others",
+            ),
+            0.1,
+            "schedule",
+            peak=2.0,
+        ),
+    ],
     "Masked": [oj.Masked(inner, matrices, outside=oj.SGD(0.1)) for inner in INNER],
     "Chain": [oj.Chain(oj.ClipByGlobalNorm(0.7), oj.WeightDecay(0.1), oj.SGD(0.1))],
     "Partition": [

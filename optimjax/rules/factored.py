@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from optimjax.arrays import abs_sq, zeros_like
+from optimjax.arrays import abs_sq, rms, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import rule
@@ -116,11 +116,13 @@ class Adafactor(LeafRule):
         # Without eps and floor a number whose gradients were all 0 has no scale.
         u = jnp.where(v_hat > 0, g / jnp.sqrt(jnp.where(v_hat > 0, v_hat, 1)), 0)
         if self.clipping_threshold is not None:
-            u = u / _rms(u / self.clipping_threshold, 1)
+            u = u / jnp.maximum(rms(u / self.clipping_threshold), 1)
         rate = self.learning_rate
         if self.relative_step:
             rate = jnp.minimum(rate, 1 / jnp.sqrt(t))
-        u = rate * (_rms(x, self.min_scale) if self.parameter_scale else 1) * u
+        if self.parameter_scale:
+            rate = rate * jnp.maximum(rms(x), self.min_scale)
+        u = rate * u
         if self.momentum is not None:
             m = u = self.momentum * m + (1 - self.momentum) * u
         decay = self.weight_decay * (self.learning_rate if self.couple else 1)
@@ -147,9 +149,3 @@ def _product(squares: Factored, axes: Axes, floor: Array) -> Array:
     mean = jnp.maximum(jnp.mean(row, short, keepdims=True), floor)
     # Divided first: the product of two squares of small gradients would be 0.
     return row / jnp.where(mean > 0, mean, 1) * col
-
-
-def _rms(x: Array, least: Array | float) -> Array:
-    """The root mean square, at least `least`; its derivative exists even at 0."""
-    mean = jnp.sum(abs_sq(x)) / max(x.size, 1)
-    return jnp.sqrt(jnp.maximum(mean, least**2))

@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from optimjax.arrays import abs_sq, real_part_dtype, total, zeros_like
+from optimjax.arrays import abs_sq, norm, real_part_dtype, total, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import Selection, rule
@@ -21,12 +21,6 @@ class Velocity(NamedTuple):
 class Moments(NamedTuple):
     m: Array
     v: Array
-
-
-def norm(x: Array) -> Array:
-    """Euclidean norm of a whole array, real; at 0 its derivative is 0, not NaN."""
-    square = total(abs_sq(x))
-    return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
 
 
 def trust_ratio(

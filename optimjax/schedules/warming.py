@@ -125,10 +125,11 @@ class InverseSqrt(Schedule):
 class Trapezoid(Schedule):
     """Warm-up, a long stable stretch, and a decay at the end ("WSD").
 
-        value = start + (peak - start) * count / warmup_steps    count < warmup_steps
-                peak                                             count < steps - decay
+        rise  = start + (peak - start) * count / warmup_steps
         x     = (count - (steps - decay_steps)) / decay_steps, at most 1
-        value = end + (peak - end) * fall(x)                     from there on
+        value = rise                            count < warmup_steps
+                peak                            count < steps - decay_steps
+                end + (peak - end) * fall(x)    from there on
         fall(x) = 1 - x,  1 - sqrt(x),  or  (1 + cos(pi * x)) / 2
 
     Args:

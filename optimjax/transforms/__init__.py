@@ -7,6 +7,7 @@ from optimjax.transforms import (
     clipping,
     decay,
     guarding,
+    modifiers,
     monitor,
     partition,
     plateau,
@@ -21,6 +22,7 @@ from optimjax.transforms.basic import *
 from optimjax.transforms.clipping import *
 from optimjax.transforms.decay import *
 from optimjax.transforms.guarding import *
+from optimjax.transforms.modifiers import *
 from optimjax.transforms.monitor import *
 from optimjax.transforms.partition import *
 from optimjax.transforms.plateau import *
@@ -36,6 +38,7 @@ __all__ += basic.__all__
 __all__ += clipping.__all__
 __all__ += decay.__all__
 __all__ += guarding.__all__
+__all__ += modifiers.__all__
 __all__ += monitor.__all__
 __all__ += partition.__all__
 __all__ += plateau.__all__

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from optimjax.arrays import cast, widen, zeros_like
+from optimjax.arrays import cast, real_dtype, widen, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.leaf import counted_alone, skipping
 from optimjax.nested import Wrapper, every_rule
@@ -98,7 +98,7 @@ class Accumulate(Wrapper):
         zero = jnp.zeros((), jnp.int32)
         sums = {path: zeros_like(x) for path, x in with_paths(params).items()}
         needed = any("value" in each.needs for each in every_rule(self.inner))
-        value = jnp.zeros((), jnp.float32) if needed else None
+        value = jnp.zeros((), real_dtype()) if needed else None
         inner = self.inner.init(params)
         return Accumulated(zero, inner, zero, Slots(sums), Slots(), value)
 

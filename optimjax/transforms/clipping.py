@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jax import Array, lax
 
-from optimjax.arrays import abs_sq, cast, total, varying_axes
+from optimjax.arrays import abs_sq, cast, norm, rms, root, total, varying_axes
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import OneFactor, rule
@@ -64,18 +64,6 @@ class ClipByGlobalNorm(OneFactor):
         return state.next(), jnp.minimum(limit / length, 1)
 
 
-def root(square: Array) -> Array:
-    """The square root; at 0 its derivative is 0, not NaN."""
-    return jnp.where(square == 0, 0, jnp.sqrt(jnp.where(square == 0, 1, square)))
-
-
-def rms(x: Array) -> Array:
-    """Root of the mean of |x|^2 over a whole array, real; 0 if it is empty."""
-    part = jnp.sum(abs_sq(x))
-    size = total(jnp.full_like(part, max(x.size, 1)))  # of the parts in a shard_map
-    return root(total(abs_sq(x)) / size)
-
-
 def shortening(norm: Array, limit: Array) -> Array:
     """min(1, limit / norm); 1 where the norm is 0, NaN where it is NaN."""
     short = norm <= limit
@@ -92,7 +80,7 @@ def largest(x: Array) -> Array:
 def p_norm(x: Array, p: int | float) -> Array:
     """(sum |x|^p)^(1/p) of a whole array, real."""
     if p == 2:
-        return root(total(abs_sq(x)))
+        return norm(x)
     if p == 0:
         return total((x != 0).astype(x.real.dtype))
     size = jnp.abs(x)
@@ -284,5 +272,5 @@ class AdaptiveClip(LeafRule):
     def _norms(self, x: Array) -> Array:
         summed = axes_beside("AdaptiveClip", x, self.output_axes)
         if summed is None:
-            return root(total(abs_sq(x)))
+            return norm(x)
         return root(jnp.sum(abs_sq(x), summed, keepdims=True))

@@ -138,10 +138,11 @@ class Partition(Rule):
         return new, moved
 
     def parts(self, state: PyTree, slots: list[Path]) -> list[Part]:
-        owner = {path: self._label(path, None) for path in slots}
+        # Labels of a rule that `setup` has not bound may ask for the leaves.
+        leaves = slots if isinstance(slots, Mapping) else dict.fromkeys(slots)
+        groups = self._split(leaves, leaves)
         return [
-            (inner, state[label], [path for path in slots if owner[path] == label])
-            for label, inner in self.rules.items()
+            (each, state[name], list(groups[name])) for name, each in self.rules.items()
         ]
 
     def with_parts(self, rules: list[Rule]) -> Self:

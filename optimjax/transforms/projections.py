@@ -6,11 +6,11 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jax import Array
 
-from optimjax.arrays import abs_sq, total
+from optimjax.arrays import abs_sq, root, total
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import Selection, rule
-from optimjax.transforms.clipping import NOT_NEGATIVE, present, root, shortening
+from optimjax.transforms.clipping import NOT_NEGATIVE, present, shortening
 
 __all__ = ["Box", "L2Ball", "NonNegative", "Simplex"]
 

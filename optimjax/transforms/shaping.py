@@ -5,13 +5,13 @@ from typing import Any, ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from optimjax.arrays import cast, zeros_like
+from optimjax.arrays import cast, norm, rms, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
 from optimjax.noise import Noisy
 from optimjax.rule import OneFactor, rule
-from optimjax.rules.trust import norm, trust_ratio
-from optimjax.transforms.clipping import NOT_NEGATIVE, axes_beside, rms
+from optimjax.rules.trust import trust_ratio
+from optimjax.transforms.clipping import NOT_NEGATIVE, axes_beside
 from optimjax.treewide import Count, PyTree, squared_length
 
 __all__ = [
