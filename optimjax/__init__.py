@@ -28,6 +28,7 @@ from optimjax import (
     transforms,
     treewide,
 )
+from optimjax.rules import matrix
 
 # Joined before the star imports: one of them brings a decorator called `rule`.
 __all__ = ["kernels", "schedules"]
@@ -43,6 +44,7 @@ __all__ += nested.__all__
 __all__ += reading.__all__
 __all__ += rule.__all__
 __all__ += rules.__all__
+__all__ += matrix.__all__
 __all__ += show.__all__
 __all__ += state.__all__
 __all__ += step.__all__
@@ -64,6 +66,7 @@ from optimjax.nested import *
 from optimjax.reading import *
 from optimjax.rule import *
 from optimjax.rules import *
+from optimjax.rules.matrix import *
 from optimjax.show import *
 from optimjax.state import *
 from optimjax.step import *

@@ -7,7 +7,6 @@ from optimjax.rules import (
     factored,
     lbfgs,
     line_search,
-    matrix,
     muon,
     optimistic,
     sgd,
@@ -20,7 +19,6 @@ from optimjax.rules.adam_variants import *
 from optimjax.rules.factored import *
 from optimjax.rules.lbfgs import *
 from optimjax.rules.line_search import *
-from optimjax.rules.matrix import *
 from optimjax.rules.muon import *
 from optimjax.rules.optimistic import *
 from optimjax.rules.sgd import *
@@ -34,7 +32,6 @@ __all__ += adam_variants.__all__
 __all__ += factored.__all__
 __all__ += lbfgs.__all__
 __all__ += line_search.__all__
-__all__ += matrix.__all__
 __all__ += muon.__all__
 __all__ += optimistic.__all__
 __all__ += sgd.__all__

@@ -1,12 +1,13 @@
 """Momentum made orthogonal: every direction of a matrix's step has one length."""
 
+import math
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from optimjax.arrays import abs_sq, zeros_like
+from optimjax.arrays import abs_sq, norm, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.rule import rule
 from optimjax.rules.adam import momentum
@@ -61,7 +62,7 @@ def orthogonalize(
             for each iteration, of which the last is repeated.
         iterations: how many.
         prescale: what divides x. "frobenius": |x|; "spectral": the largest singular
-            value itself, at the price of a decomposition; "schatten": the root of |x x^H|,
+            value itself, by a decomposition; "schatten": the root of |x x^H|,
             which is nearer to the largest singular value (arXiv:2506.10935); "aol":
             for each row of x, the root of the sum of a row of |x x^H|, which changes
             the directions a little and needs an iteration less (arXiv:2512.04632).
@@ -80,13 +81,13 @@ def orthogonalize(
     if prescale == "frobenius":
         # The sets of Amsel et al. ask for a largest singular value a little below 1.
         room = 1.02 if coefficients == "polar_express" else 1.0
-        x = x / (room * jnp.sqrt(jnp.sum(abs_sq(x))) + eps)
+        x = x / (room * norm(x) + eps)
     elif prescale == "spectral":
         x = x / (jnp.linalg.norm(x, 2) + eps)
     else:
         gram = x @ x.T.conj()
         if prescale == "schatten":
-            square = jnp.sqrt(jnp.sum(abs_sq(gram)))
+            square = norm(gram)
         else:
             square = jnp.sum(jnp.abs(gram), axis=1, keepdims=True)
         x = x / jnp.sqrt(jnp.maximum(square, eps))
@@ -97,12 +98,51 @@ def orthogonalize(
     return x.T if tall else x
 
 
+@rule
+class Orthogonal(MatrixRule):
+    """What rules that make a moment orthogonal share."""
+
+    learning_rate: Hyper = 0.02
+    momentum: Hyper = 0.95
+    nesterov: bool = True
+    coefficients: str | tuple[Triple, ...] = "quintic"
+    iterations: int = 5
+    prescale: Prescale = "frobenius"
+    eps: Hyper = 1e-7
+    dtype: DTypeLike | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        one_of(self, "prescale", get_args(Prescale))
+        if isinstance(self.coefficients, str):
+            one_of(self, "coefficients", tuple(COEFFICIENTS))
+        else:
+            triples = tuple(tuple(map(float, each)) for each in self.coefficients)
+            object.__setattr__(self, "coefficients", triples)
+
+    def look_ahead(self, m: Array, g: Array) -> tuple[Array, Array]:
+        """The new moment, and what is made orthogonal."""
+        m = self.momentum * m + (1 - self.momentum) * g
+        ahead = self.momentum * m + (1 - self.momentum) * g
+        return m, ahead if self.nesterov else m
+
+    def orthogonal(self, w: Array) -> Array:
+        made = orthogonalize(
+            w if self.dtype is None else w.astype(self.dtype),
+            self.coefficients,
+            self.iterations,
+            prescale=self.prescale,
+            eps=self.eps if self.dtype is None else self.eps.astype(self.dtype),
+        )
+        return made.astype(w.dtype)
+
+
 class Velocity(NamedTuple):
     m: Array
 
 
 @rule
-class Muon(MatrixRule):
+class Muon(Orthogonal):
     """Momentum, made orthogonal: all singular values of a matrix's step are about 1.
 
         m   <- momentum * m + (1 - momentum) * g
@@ -152,65 +192,24 @@ class Muon(MatrixRule):
 
     shaped: ClassVar = ("m",)
 
-    learning_rate: Hyper = 0.02
-    momentum: Hyper = 0.95
-    nesterov: bool = True
-    coefficients: str | tuple[Triple, ...] = "quintic"
-    iterations: int = 5
-    prescale: Prescale = "frobenius"
-    eps: Hyper = 1e-7
     scale: Scale | None = "shape"
     debias: bool = False
     dual_norm: bool = False
-    dtype: DTypeLike | None = None
 
     def __post_init__(self):
         super().__post_init__()
-        for name, found, expected in (
-            ("scale", self.scale, (*get_args(Scale), None)),
-            ("prescale", self.prescale, get_args(Prescale)),
-        ):
-            if found not in expected:
-                raise ValueError(
-                    f"{type(self).__name__}: {name} is {found!r}, expected one of "
-                    f"{expected}."
-                )
-        if isinstance(self.coefficients, str):
-            if self.coefficients not in COEFFICIENTS:
-                raise ValueError(
-                    f"{type(self).__name__}: coefficients is {self.coefficients!r}, "
-                    f"expected one of {tuple(COEFFICIENTS)}, or triples of numbers."
-                )
-        else:
-            triples = tuple(tuple(map(float, each)) for each in self.coefficients)
-            object.__setattr__(self, "coefficients", triples)
+        one_of(self, "scale", (*get_args(Scale), None))
 
     def init_matrix(self, x) -> Any:
         return Velocity(zeros_like(x))
 
     def apply_matrix(self, state, x, g, t) -> tuple[Any, Array]:
-        m, w = self._look_ahead(state.m, g, t)
-        return Velocity(m), self._scaled(self._orthogonal(w), w)
-
-    def _look_ahead(self, m, g, t):
-        """The new moment, and what is made orthogonal."""
-        m = self.momentum * m + (1 - self.momentum) * g
+        m, w = self.look_ahead(state.m, g)
         if self.debias:
-            return m, momentum(m, g, self.momentum, t, self.nesterov)
-        ahead = self.momentum * m + (1 - self.momentum) * g
-        return m, ahead if self.nesterov else m
+            w = momentum(m, g, self.momentum, t, self.nesterov)
+        return Velocity(m), self.scaled(self.orthogonal(w), w)
 
-    def _orthogonal(self, w: Array) -> Array:
-        made = orthogonalize(
-            w if self.dtype is None else w.astype(self.dtype),
-            self.coefficients,
-            self.iterations,
-            prescale=self.prescale,
-            eps=self.eps if self.dtype is None else self.eps.astype(self.dtype),
-        )
-        return made.astype(w.dtype)
-
-    def _scaled(self, o: Array, w: Array) -> Array:
+    def scaled(self, o: Array, w: Array) -> Array:
         inputs, outputs = o.shape
         ratio = outputs / max(inputs, 1)
         factors = {
@@ -234,7 +233,7 @@ class NorMuon(Muon):
 
         o    = orthogonalize(w)                           as for `Muon`
         v   <- b2 * v + (1 - b2) * mean of |o|^2 over the inputs
-        u    = o / (sqrt(v) + floor)
+        u    = o / (sqrt(v) + eps_v)
         step = learning_rate * s * u * |o| / |u|
 
     where v holds one number for each output, and |.| is the norm of the matrix.
@@ -243,7 +242,7 @@ class NorMuon(Muon):
         learning_rate, momentum, nesterov, coefficients, iterations, prescale, eps,
             scale, debias, dual_norm, dtype, aux, matrices, axes: as for `Muon`.
         b2: decay of the second moment, in [0, 1).
-        floor: added to the root, >= 0.
+        eps_v: added to its root, >= 0.
     State: `m`, shape of the parameter; `v`, real, (outputs,) for each matrix; that of
         `aux`.
     Raises: ValueError as `Muon`.
@@ -259,68 +258,91 @@ class NorMuon(Muon):
     [[0.08334, 0.03508], [0.02314, -0.0809]]
     """
 
+    ranges: ClassVar = {"eps_v": (0.0, math.inf, False)}
+
     b2: Hyper = 0.95
-    floor: Hyper = 1e-8
+    eps_v: Hyper = 1e-8
 
     def init_matrix(self, x):
-        return Normed(zeros_like(x), zeros_like(x[0], real=True))
+        return Normed(zeros_like(x), zeros_like(jnp.sum(x, axis=0), real=True))
 
     def apply_matrix(self, state, x, g, t):
-        m, w = self._look_ahead(state.m, g, t)
-        o = self._orthogonal(w)
-        v = self.b2 * state.v + (1 - self.b2) * jnp.mean(abs_sq(o), axis=0)
-        u = _as_long(o / (jnp.sqrt(v) + self.floor), o)
-        return Normed(m, v), self._scaled(u, w)
+        m, w = self.look_ahead(state.m, g)
+        if self.debias:
+            w = momentum(m, g, self.momentum, t, self.nesterov)
+        o = self.orthogonal(w)
+        mean = jnp.sum(abs_sq(o), axis=0) / max(o.shape[0], 1)
+        v = self.b2 * state.v + (1 - self.b2) * mean
+        u = o / (jnp.sqrt(v) + self.eps_v)[None]
+        return Normed(m, v), self.scaled(norm(o) * unit(u), w)
 
 
 @rule
-class AdaMuon(Muon):
+class AdaMuon(Orthogonal):
     """Muon with a second moment of each number of the orthogonal matrix.
 
-        o    = orthogonalize(w)                           as for `Muon`
+        m   <- momentum * m + (1 - momentum) * g
+        w    = momentum * m + (1 - momentum) * g if nesterov else m
+        o    = orthogonalize(sign(w))                     w itself with sign=False
         v   <- b2 * v + (1 - b2) * |o|^2
-        u    = o / (sqrt(v / (1 - b2^t)) + floor)
-        step = learning_rate * s * u * |o| / |u|
+        u    = o / (sqrt(v) + eps_v)
+        step = learning_rate * rms * sqrt(inputs * outputs) * u / |u|
 
-    where |.| is the norm of the matrix.
+    where |u| is the norm of the matrix: numbers move by `learning_rate * rms` in the
+    root of their mean square, as those of AdamW do with its learning rate.
 
     Args:
         learning_rate, momentum, nesterov, coefficients, iterations, prescale, eps,
-            scale, debias, dual_norm, dtype, aux, matrices, axes: as for `Muon`.
+            dtype, aux, matrices, axes: as for `Muon`.
         b2: decay of the second moment, in [0, 1).
-        floor: added to the root, >= 0.
+        eps_v: added to its root, >= 0.
+        sign: take the signs of the moment first, as the paper's later versions do.
+        rms: root of the mean square of a step per unit of learning rate, >= 0.
     State: `m` and `v`, shape of the parameter; `v` real; that of `aux`.
     Raises: ValueError as `Muon`.
-    Source: Si et al. 2025, arXiv:2507.11005.
+    Source: Si et al. 2025, Algorithm 1, arXiv:2507.11005.
 
     >>> x = {"w": jnp.array([[1.0, -2.0], [3.0, 0.5]]), "b": jnp.ones(2)}
-    >>> rule = AdaMuon(1e-2)
+    >>> rule = AdaMuon(0.1, sign=False)
     >>> g = {"w": jnp.array([[0.5, -3.0], [1.0, 0.2]]), "b": jnp.ones(2)}
     >>> state, _ = rule.apply(rule.init(x), x, g)
     >>> g = {"w": jnp.array([[-0.1, 2.0], [0.3, -4.0]]), "b": jnp.ones(2)}
     >>> state, steps = rule.apply(state, x, g)
     >>> steps["w"].tolist()
-    [[0.00239, 0.00088], [0.0005804, -0.002319]]
+    [[0.02844, 0.002938], [0.001619, -0.02793]]
     """
 
     shaped: ClassVar = ("m", "v")
+    ranges: ClassVar = dict.fromkeys(("eps_v", "rms"), (0.0, math.inf, False))
 
-    scale: Scale | None = "rms"
+    nesterov: bool = False
     b2: Hyper = 0.95
-    floor: Hyper = 1e-8
+    eps_v: Hyper = 1e-8
+    sign: bool = True
+    rms: Hyper = 0.2
 
     def init_matrix(self, x):
         return Normed(zeros_like(x), zeros_like(x, real=True))
 
     def apply_matrix(self, state, x, g, t):
-        m, w = self._look_ahead(state.m, g, t)
-        o = self._orthogonal(w)
+        m, w = self.look_ahead(state.m, g)
+        o = self.orthogonal(jnp.sign(w) if self.sign else w)
         v = self.b2 * state.v + (1 - self.b2) * abs_sq(o)
-        u = o / (jnp.sqrt(v / (1 - self.b2**t)) + self.floor)
-        return Normed(m, v), self._scaled(_as_long(u, o), w)
+        u = unit(o / (jnp.sqrt(v) + self.eps_v))
+        return Normed(m, v), self.learning_rate * self.rms * x.size**0.5 * u
 
 
-def _as_long(u: Array, o: Array) -> Array:
-    """`u`, made as long as `o`; zeros stay zeros."""
-    old, new = (jnp.sum(abs_sq(each)) for each in (o, u))
-    return u * jnp.sqrt(old / jnp.where(new > 0, new, 1))
+def unit(x: Array) -> Array:
+    """`x` with norm 1; zeros stay zeros."""
+    length = norm(x)
+    return x / jnp.where(length == 0, 1, length)
+
+
+def one_of(rule: Any, name: str, expected: tuple[Any, ...]) -> None:
+    """ValueError if an option is none of those that there are."""
+    found = getattr(rule, name)
+    if found not in expected:
+        listed = ", ".join(map(repr, expected))
+        raise ValueError(
+            f"{type(rule).__name__}: {name} is {found!r}, expected one of {listed}."
+        )
