@@ -164,6 +164,14 @@ class LeafWrapper(Wrapper, LeafRule):
         super().__post_init__()
         if not self.watches:
             steps_stay(type(self).__name__, self.inner)
+        early = [r for r in every_rule(self.inner) if r.follows]
+        if early and not self.watches and not self.follows:
+            name = type(early[0]).__name__
+            raise ValueError(
+                f"{type(self).__name__}: {name} looks at the parameter after the step, "
+                f"but {type(self).__name__} would still change that step. Put {name} "
+                "around it, or after it in a Chain."
+            )
 
     def after_leaf(
         self, state: PyTree, x: Array, g: Array, step: Array, t: Array
