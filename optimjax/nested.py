@@ -10,7 +10,7 @@ from jax import Array
 
 from optimjax.arrays import cast, widen
 from optimjax.leaf import LeafRule, LeafState
-from optimjax.paths import Path, Slots
+from optimjax.paths import Slots
 from optimjax.rule import OneFactor, Part, Rule, is_rule, rule
 from optimjax.treewide import PyTree, spread, steps_like
 
@@ -93,7 +93,7 @@ class Chain(Rule):
         own, params = last.descend(state[-1], params, steps, scale=scale, **context)
         return (*new, own), params
 
-    def parts(self, state: PyTree, slots: list[Path]) -> list[Part]:
+    def parts(self, state: PyTree, slots: Any) -> list[Part]:
         return [(r, s, slots) for r, s in zip(self.rules, state, strict=True)]
 
     def with_parts(self, rules: list[Rule]) -> Self:
@@ -109,7 +109,7 @@ class Wrapper(Rule):
 
     inner: Rule
 
-    def parts(self, state: PyTree, slots: list[Path]) -> list[Part]:
+    def parts(self, state: PyTree, slots: Any) -> list[Part]:
         return [(self.inner, state.inner, slots)]
 
     def with_parts(self, rules: list[Rule]) -> Self:
@@ -247,9 +247,7 @@ def sees_gradients(who: str, inner: Rule) -> None:
         )
 
 
-def walk(
-    rule: Rule, state: PyTree, slots: list[Path]
-) -> Iterable[tuple[Rule, PyTree, list[Path]]]:
+def walk(rule: Rule, state: PyTree, slots: Any) -> Iterable[Part]:
     """A rule and all the rules inside it, each with its state and its slots."""
     yield rule, rule.own_state(state), slots
     for part in rule.parts(state, slots):

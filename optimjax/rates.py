@@ -68,7 +68,7 @@ def _rates(
     missing = [path for path, rates in found.items() if not rates]
     if own is None or not missing:
         return found
-    count = getattr(rule.own_state(state), "count", None)
+    count: Any = getattr(rule.own_state(state), "count", None)
     rate = evaluate(own, count)
     for path in missing:
         here = rate
