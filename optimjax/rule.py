@@ -33,7 +33,7 @@ from optimjax.treewide import PyTree, spread, steps_like
 __all__ = ["Rule", "rule"]
 
 Places: TypeAlias = Mapping[Path, Mapping[Path, Any]]
-Part: TypeAlias = tuple["Rule", PyTree, list[Path]]
+Part: TypeAlias = tuple["Rule", PyTree, Any]  # and the paths of its slots
 Selection: TypeAlias = typing.Annotated[Any, WHERE]
 AxesOf: TypeAlias = typing.Annotated[Any, AXES]
 R = TypeVar("R", bound="Rule")
@@ -362,8 +362,12 @@ class Rule:
 
     # Rules inside -------------------------------------------------------------------
 
-    def parts(self, state: PyTree, slots: list[Path]) -> list[Part]:
-        """The rules inside, each with its own state and the slots that it acts on."""
+    def parts(self, state: PyTree, slots: Any) -> list[Part]:
+        """The rules inside, each with its own state and the slots that it acts on.
+
+        Args:
+            slots: paths. From a rule that may not have been bound: {path: leaf}.
+        """
         return []
 
     def with_parts(self, rules: list["Rule"]) -> Self:

@@ -29,11 +29,11 @@ def trust_ratio(
     coefficient: Array | float = 1.0,
     eps: Array | float = 0.0,
 ) -> Array:
-    """coefficient * x_norm / (d_norm + eps); 1 where a norm is 0.
+    """coefficient * x_norm / (d_norm + eps); 1 where a norm is 0, NaN where it is NaN.
 
     An array of zeros would stay one for ever otherwise.
     """
-    known = (x_norm > 0) & (d_norm > 0)
+    known = (x_norm != 0) & (d_norm != 0)
     return jnp.where(known, coefficient * x_norm / jnp.where(known, d_norm + eps, 1), 1)
 
 
