@@ -114,9 +114,18 @@ def draw_curves(axes: Any, results: Mapping[str, Sequence[Run]], rows: Any) -> N
     starts = [curve(runs)[0] for runs in results.values() if curve(runs)]
     if finals:  # a rule that is going to diverge may be anywhere
         low, high = min(finals), max(statistics.median(starts), *finals)
-        axes.set_ylim(low - 0.05 * (high - low), high + 0.1 * (high - low))
+        if wide(low, high):
+            axes.set_yscale("log")
+            axes.set_ylim(0.9 * low, 1.1 * high)
+        else:
+            axes.set_ylim(low - 0.05 * (high - low), high + 0.1 * (high - low))
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], fontsize="small")
+
+
+def wide(low: float, high: float) -> bool:
+    """Whether a logarithmic axis shows more."""
+    return high > 4 * low > 0
 
 
 def draw_ends(axes: Any, rows: Sequence[Row]) -> None:
@@ -139,5 +148,5 @@ def draw_ends(axes: Any, rows: Sequence[Row]) -> None:
     axes.set_yticks(range(len(rows)), [row["rule"] for row in rows], fontsize="small")
     axes.set_ylim(len(rows) - 0.5, -0.5)
     means = [row["mean"] for row in rows if row["mean"] is not None]
-    if means and max(means) > 4 * min(means) > 0:
+    if means and wide(min(means), max(means)):
         axes.set_xscale("log")
