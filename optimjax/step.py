@@ -33,6 +33,7 @@ def make_step(
     has_aux: bool = False,
     donate: bool = False,
     sam: Hyper | None = None,
+    sampled_loss: Callable[..., Any] | None = None,
 ) -> "Step":
     """A compiled training step: `state, model, value = step(state, model, *batch)`.
 
@@ -56,6 +57,9 @@ def make_step(
             gradient is taken a second time, at `sam` (0.05, say, in the unit of the
             parameters; or a schedule) uphill of the model. Value and aux are those at
             the model.
+        sampled_loss: function of `(model, key, *batch)` that returns the loss with
+            labels drawn from what the model predicts, as a real scalar, for rules that
+            need it: `Sophia(estimate=gauss_newton_bartlett(batch_size))`.
     Returns: a `Step`; `step.scan(state, model, *batches)` takes many steps at once.
 
     >>> import optimjax as oj
@@ -78,7 +82,7 @@ def make_step(
         if isinstance(sam, ByPath):
             raise TypeError("make_step: sam differs by path, expected one radius.")
         check_range("make_step", "sam", sam, (0.0, math.inf, False))
-    return Step(loss, has_aux, donate, sam)
+    return Step(loss, has_aux, donate, sam, sampled_loss)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +93,7 @@ class Step(Generic[Model]):
     has_aux: bool = False
     donate: bool = False
     sam: Any = None
+    sampled_loss: Callable[..., Any] | None = None
 
     def __call__(
         self, state: State, model: Model, *batch: Any
@@ -289,12 +294,23 @@ class Step(Generic[Model]):
         for i, g in zip(frame.trained, grads, strict=True):
             summed[names[i]] = g
 
-        def value_fn(slots: dict[Path, Array]) -> Array:
+        def moved(slots: dict[Path, Array]) -> tuple[Array, ...]:
             # A rule for a part of the model moves that part alone.
-            moved = {**held, **slots}
-            return objective(tuple(moved[names[i]] for i in frame.trained))[0]
+            every = {**held, **slots}
+            return tuple(every[names[i]] for i in frame.trained)
 
-        state, slots = descend(state, slots, summed, value=value, value_fn=value_fn)
+        def value_fn(slots: dict[Path, Array]) -> Array:
+            return objective(moved(slots))[0]
+
+        context: dict[str, Any] = {"value": value, "value_fn": value_fn}
+        sampled = self.sampled_loss
+        if sampled is not None:
+
+            def sampled_value_fn(slots: dict[Path, Array], key: Array) -> Array:
+                return sampled(frame.build(moved(slots), others, rest), key, *batch)
+
+            context["sampled_value_fn"] = sampled_value_fn
+        state, slots = descend(state, slots, summed, **context)
         new = tuple(slots[names[i]] for i in frame.trained)
         return state.inner, new, (value, aux) if self.has_aux else value
 

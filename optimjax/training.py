@@ -29,7 +29,7 @@ from optimjax.paths import Path, Slots, Where, branches, complain, spell
 from optimjax.rule import Rule, is_rule
 from optimjax.state import State, as_state
 from optimjax.ties import Ties
-from optimjax.treewide import PyTree
+from optimjax.treewide import LOSSES, PyTree
 
 __all__ = ["align", "setup", "update"]
 
@@ -180,8 +180,9 @@ def update(
             parameter and all that is kept for it stay bit for bit as they are. A
             complex gradient is a direction to go against, which is the CONJUGATE of
             what `jax.grad` gives (`make_step` conjugates by itself).
-        **context: what some rules need besides, such as `value=` (the loss) or
-            `value_fn=` (a function of the model).
+        **context: what some rules need besides, such as `value=` (the loss),
+            `value_fn=` (a function of the model) or `sampled_value_fn=` (one of the
+            model and a key, as `gauss_newton_bartlett` needs it).
     Returns: the new state, of the same structure, shapes and dtypes; and the new model,
         in which tied places hold one object.
     Raises:
@@ -214,9 +215,12 @@ def move(
     layout, leaves = state.ties.take_apart("update", model)
     check_shapes("update", ties, layout.gather(leaves))
     summed = layout.accumulate(leaves, grads)
-    if "value_fn" in context:
-        of_model = context["value_fn"]
-        context["value_fn"] = lambda params: of_model(layout.scatter(params, leaves))
+    for name in context.keys() & {*LOSSES}:
+
+        def of_slots(slots: Any, *args: Any, of_model: Any = context[name]) -> Any:
+            return of_model(layout.scatter(slots, leaves), *args)
+
+        context[name] = of_slots
     state, new = descend(state, named_params(layout, leaves), summed, **context)
     still = set(state.frozen)
     moved = Slots((path, x) for path, x in new.items() if path not in still)
@@ -240,11 +244,13 @@ def descend(
             f"update: {wanted}, not given. Call update(state, model, grads, {call}), "
             "or use make_step."
         )
-    if "value_fn" in context:  # rules work on wide arrays, the loss on the model's own
-        of_slots = context["value_fn"]
-        context["value_fn"] = lambda slots: of_slots(
-            Slots({path: cast_like(x, params[path]) for path, x in slots.items()})
-        )
+    for name in context.keys() & {*LOSSES}:
+        # Rules work on wide arrays, the loss on the model's own.
+        def of_wide(slots: Any, *args: Any, of_slots: Any = context[name]) -> Any:
+            own = Slots({p: cast_like(x, params[p]) for p, x in slots.items()})
+            return of_slots(own, *args)
+
+        context[name] = of_wide
     frozen = set(state.frozen)
     moving = Slots((p, None if p in frozen else g) for p, g in grads.items())
     inner, new = state.rule.descend(state.inner, params, moving, **context)

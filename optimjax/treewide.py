@@ -1,7 +1,7 @@
 """What rules over whole trees share: a count, gradients beside parameters, dtypes."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any, TypeAlias
 
@@ -15,6 +15,24 @@ from optimjax.paths import Path, complain, with_paths
 __all__ = ["Count", "spread", "steps_like"]
 
 PyTree: TypeAlias = Any
+
+# What `update` is given as functions of the model, and rules as functions of the slots.
+LOSSES = ("value_fn", "sampled_value_fn")
+
+
+def loss_of_slots(loss: Callable[..., Array], params: PyTree) -> Callable[..., Array]:
+    """A function of a tree as one of `{path: array}`; slots not in it are as they are.
+
+    Args:
+        loss: function of `params` and perhaps more.
+    """
+    named, structure = with_paths(params), jax.tree.structure(params)
+
+    def of_slots(slots: Mapping[Path, Array], *args: Any) -> Array:
+        leaves = [slots.get(path, leaf) for path, leaf in named.items()]
+        return loss(structure.unflatten(leaves), *args)
+
+    return of_slots
 
 
 @jax.tree_util.register_dataclass

@@ -4,6 +4,7 @@ from optimjax.rules import (
     adagrad,
     adam,
     adam_variants,
+    curvature,
     factored,
     lbfgs,
     line_search,
@@ -15,6 +16,7 @@ from optimjax.rules import (
 from optimjax.rules.adagrad import *
 from optimjax.rules.adam import *
 from optimjax.rules.adam_variants import *
+from optimjax.rules.curvature import *
 from optimjax.rules.factored import *
 from optimjax.rules.lbfgs import *
 from optimjax.rules.line_search import *
@@ -27,6 +29,7 @@ __all__ = []
 __all__ += adagrad.__all__
 __all__ += adam.__all__
 __all__ += adam_variants.__all__
+__all__ += curvature.__all__
 __all__ += factored.__all__
 __all__ += lbfgs.__all__
 __all__ += line_search.__all__

@@ -45,6 +45,11 @@ class Subject:
         return any(rule.needs for rule in every_rule(self.rule))
 
     @property
+    def derives(self) -> bool:
+        """Whether the rule evaluates the loss, and may differentiate it."""
+        return any("value_fn" in rule.needs for rule in every_rule(self.rule))
+
+    @property
     def state_dtype_chosen(self) -> bool:
         return any(getattr(rule, "state_dtype", None) for rule in every_rule(self.rule))
 
