@@ -12,6 +12,7 @@ from optimjax.rules import (
     sgd,
     sign,
     trust,
+    variance_reduced,
 )
 from optimjax.rules.adagrad import *
 from optimjax.rules.adam import *
@@ -24,6 +25,7 @@ from optimjax.rules.optimistic import *
 from optimjax.rules.sgd import *
 from optimjax.rules.sign import *
 from optimjax.rules.trust import *
+from optimjax.rules.variance_reduced import *
 
 __all__ = []
 __all__ += adagrad.__all__
@@ -37,3 +39,4 @@ __all__ += optimistic.__all__
 __all__ += sgd.__all__
 __all__ += sign.__all__
 __all__ += trust.__all__
+__all__ += variance_reduced.__all__
