@@ -15,6 +15,7 @@ from optimjax.arrays import buffer, cast_like, is_traced, widen
 from optimjax.frame import Frame, framed
 from optimjax.hyper import ByPath, Hyper, canonical, check_range, evaluate
 from optimjax.layout import Layout
+from optimjax.nested import per_example
 from optimjax.paths import Path, Slots, complain
 from optimjax.reading import scale_of
 from optimjax.rule import Rule, is_rule
@@ -34,6 +35,7 @@ def make_step(
     donate: bool = False,
     sam: Hyper | None = None,
     sampled_loss: Callable[..., Any] | None = None,
+    per_example: bool = False,
 ) -> "Step":
     """A compiled training step: `state, model, value = step(state, model, *batch)`.
 
@@ -60,6 +62,10 @@ def make_step(
         sampled_loss: function of `(model, key, *batch)` that returns the loss with
             labels drawn from what the model predicts, as a real scalar, for rules that
             need it: `Sophia(estimate=gauss_newton_bartlett(batch_size))`.
+        per_example: take the gradient of each example apart, for `PrivateGradients`.
+            `loss` is of ONE example: each array of the batch has a first axis that
+            numbers them, and the loss gets one member. Value is the mean; aux is
+            stacked. The gradients of all examples are in memory at once.
     Returns: a `Step`; `step.scan(state, model, *batches)` takes many steps at once.
 
     >>> import optimjax as oj
@@ -82,7 +88,12 @@ def make_step(
         if isinstance(sam, ByPath):
             raise TypeError("make_step: sam differs by path, expected one radius.")
         check_range("make_step", "sam", sam, (0.0, math.inf, False))
-    return Step(loss, has_aux, donate, sam, sampled_loss)
+    if per_example and sam is not None:
+        raise TypeError(
+            "make_step: sam and per_example, expected one: sam moves the model along "
+            "the gradient of the whole batch."
+        )
+    return Step(loss, has_aux, donate, sam, sampled_loss, per_example)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +105,7 @@ class Step(Generic[Model]):
     donate: bool = False
     sam: Any = None
     sampled_loss: Callable[..., Any] | None = None
+    per_example: bool = False
 
     def __call__(
         self, state: State, model: Model, *batch: Any
@@ -134,6 +146,7 @@ class Step(Generic[Model]):
     ) -> Any:
         if not isinstance(state, State):
             as_state(state, "step")
+        self._check_rule(state.rule)
         ties = state.ties.confirmed("step", model)
         if ties is not state.ties:
             state = dataclasses.replace(state, ties=ties)
@@ -165,6 +178,19 @@ class Step(Generic[Model]):
             raise
         state = State(state.rule, inner, ties, state.frozen)
         return state, frame.rebuild(params, leaves), out
+
+    def _check_rule(self, rule: Rule) -> None:
+        """ValueError if the rule is for other gradients than are taken."""
+        if self.per_example and not per_example(rule):
+            raise ValueError(
+                f"step: per_example, but {rule!r} takes the gradient of a whole batch, "
+                "expected PrivateGradients, or a Chain that begins with it."
+            )
+        if not self.per_example and per_example(rule):
+            raise ValueError(
+                "step: PrivateGradients takes the gradient of each example. Use "
+                "make_step(loss, per_example=True), with a loss of one example."
+            )
 
     def _givable(
         self, frame: Frame, params: tuple[Any, ...], kept: tuple[Any, ...]
@@ -260,7 +286,10 @@ class Step(Generic[Model]):
     ) -> tuple[Any, tuple[Array, ...], Any]:
         state = State(rule, inner, frame.ties, frame.still)
 
-        def objective(params: tuple[Array, ...]) -> Any:
+        if self.per_example:
+            _check_examples(batch)
+
+        def objective(params: tuple[Array, ...], batch: tuple[Any, ...]) -> Any:
             model = frame.build(params, others, rest)
             out = self.loss(model, *batch)
             if self.has_aux != isinstance(out, tuple):
@@ -278,13 +307,21 @@ class Step(Generic[Model]):
         check_shapes("step", state.ties, slots.values(), whole=whole)
         scale = scale_of(state)
 
-        def scaled(params: tuple[Array, ...]) -> Any:
-            value, aux = objective(params)
+        def over_examples(function: Callable[..., Any]) -> Callable[..., Any]:
+            return jax.vmap(function, (None, 0)) if self.per_example else function
+
+        def mean(value: Array) -> Array:
+            return jnp.mean(value) if self.per_example else value
+
+        def scaled(params: tuple[Array, ...], batch: tuple[Any, ...]) -> Any:
+            value, aux = objective(params, batch)
             return value if scale is None else widen(value) * scale, (value, aux)
 
         def descent(params: tuple[Array, ...]) -> Any:
-            (_, out), grads = jax.value_and_grad(scaled, has_aux=True)(params)
-            return out, tuple(g.conj() if jnp.iscomplexobj(g) else g for g in grads)
+            gradient = over_examples(jax.value_and_grad(scaled, has_aux=True))
+            (_, (value, aux)), grads = gradient(params, batch)
+            grads = tuple(g.conj() if jnp.iscomplexobj(g) else g for g in grads)
+            return (mean(value), aux), grads
 
         (value, aux), grads = descent(params)
         if self.sam is not None:
@@ -300,7 +337,7 @@ class Step(Generic[Model]):
             return tuple(every[names[i]] for i in frame.trained)
 
         def value_fn(slots: dict[Path, Array]) -> Array:
-            return objective(moved(slots))[0]
+            return mean(over_examples(objective)(moved(slots), batch)[0])
 
         context: dict[str, Any] = {"value": value, "value_fn": value_fn}
         sampled = self.sampled_loss
@@ -313,6 +350,16 @@ class Step(Generic[Model]):
         state, slots = descend(state, slots, summed, **context)
         new = tuple(slots[names[i]] for i in frame.trained)
         return state.inner, new, (value, aux) if self.has_aux else value
+
+
+def _check_examples(batch: tuple[Any, ...]) -> None:
+    """ValueError unless all arrays of a batch have the same number of examples."""
+    shapes = [np.shape(x) for x in jax.tree.leaves(batch)]
+    if len({shape[:1] for shape in shapes}) != 1 or shapes[0][:1] in ((), (0,)):
+        raise ValueError(
+            f"step: per_example, and a batch of shapes {shapes}, expected a first axis "
+            "of one length, at least 1, which numbers the examples."
+        )
 
 
 def _uphill(

@@ -24,12 +24,20 @@ from optimjax.finding import TiesArg, find_ties
 from optimjax.hyper import is_schedule
 from optimjax.layout import NOT_THE_TREE, Layout, is_float0
 from optimjax.leaf import skipping
-from optimjax.nested import every_rule, walk
-from optimjax.paths import Path, Slots, Where, branches, complain, spell
+from optimjax.nested import every_rule, per_example, walk
+from optimjax.paths import (
+    Path,
+    Slots,
+    Where,
+    branches,
+    complain,
+    spell,
+    with_paths,
+)
 from optimjax.rule import Rule, is_rule
 from optimjax.state import State, as_state
 from optimjax.ties import Ties
-from optimjax.treewide import LOSSES, PyTree
+from optimjax.treewide import LOSSES, PER_EXAMPLE, PyTree
 
 __all__ = ["align", "setup", "update"]
 
@@ -179,7 +187,8 @@ def update(
         grads: a tree like it. None, for a leaf or a branch, means no step there: the
             parameter and all that is kept for it stay bit for bit as they are. A
             complex gradient is a direction to go against, which is the CONJUGATE of
-            what `jax.grad` gives (`make_step` conjugates by itself).
+            what `jax.grad` gives (`make_step` conjugates by itself). For
+            `PrivateGradients` each has a first axis more, which numbers the examples.
         **context: what some rules need besides, such as `value=` (the loss),
             `value_fn=` (a function of the model) or `sampled_value_fn=` (one of the
             model and a key, as `gauss_newton_bartlett` needs it).
@@ -214,7 +223,10 @@ def move(
     state = dataclasses.replace(state, ties=ties)
     layout, leaves = state.ties.take_apart("update", model)
     check_shapes("update", ties, layout.gather(leaves))
-    summed = layout.accumulate(leaves, grads)
+    if per_example(state.rule):
+        summed = _of_each_example(layout, leaves, grads)
+    else:
+        summed = layout.accumulate(leaves, grads)
     for name in context.keys() & {*LOSSES}:
 
         def of_slots(slots: Any, *args: Any, of_model: Any = context[name]) -> Any:
@@ -225,6 +237,19 @@ def move(
     still = set(state.frozen)
     moved = Slots((path, x) for path, x in new.items() if path not in still)
     return state, layout, leaves, moved
+
+
+def _of_each_example(layout: Layout, leaves: list[Any], grads: PyTree) -> Slots:
+    """`layout.accumulate` for gradients with a first axis, which numbers examples."""
+    given = {p: np.shape(g) for p, g in with_paths(grads).items()}
+    sizes = {shape[:1] for shape in given.values()}
+    if len(sizes) > 1 or () in sizes:
+        what = "expected a first axis of one length, which numbers the examples"
+        shapes = {p: f"gradient has shape {each}, {what}" for p, each in given.items()}
+        raise ValueError(complain("update", shapes, PER_EXAMPLE))
+    if not given:
+        return layout.accumulate(leaves, grads)
+    return jax.vmap(lambda grads: layout.accumulate(leaves, grads))(grads)
 
 
 def descend(

@@ -100,3 +100,30 @@ def steps_like(params: PyTree, steps: PyTree) -> PyTree:
     return jax.tree.map(
         lambda x, s: None if s is None else cast(s, jnp.asarray(x).dtype), params, steps
     )
+
+
+PER_EXAMPLE = (
+    "Take the gradients by make_step(loss, per_example=True), or by vmap over examples."
+)
+
+
+def count_examples(
+    function: str, params: Mapping[Path, Any], grads: Mapping[Path, Any]
+) -> int:
+    """How many examples there are gradients of. Raises: ValueError if that differs."""
+    sizes = {path: jnp.shape(g)[:1] for path, g in grads.items()}
+    first = next(iter(sizes.values()))
+    wrong = {
+        path: f"gradient has shape {jnp.shape(g)}, expected "
+        f"({first[0] if first else 'examples'}, "
+        f"{', '.join(map(str, jnp.shape(params[path])))}), one for each example"
+        for path, g in grads.items()
+        if jnp.shape(g)[1:] != jnp.shape(params[path])
+        or not sizes[path]
+        or sizes[path] != first
+    }
+    if wrong:
+        raise ValueError(complain(function, wrong) + " " + PER_EXAMPLE)
+    if first == (0,):
+        raise ValueError(f"{function}: no examples, expected one at least.")
+    return first[0]

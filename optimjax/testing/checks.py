@@ -37,7 +37,7 @@ def goes_downhill(s: Subject) -> None:
     state, along = setup(s.rule, model), 0.0
     for _ in range(STEPS):
         grads = jax.grad(s.problem)(model)
-        state, new = s.step(state, model, grads)
+        state, new = s.step(state, model, s.of_examples(grads))
         along += sum(float(jnp.vdot(grads[k], model[k] - new[k])) for k in model)
         model = new
     uphill = any(getattr(rule, "maximize", False) for rule in every_rule(s.rule))
