@@ -355,7 +355,7 @@ class Step(Generic[Model]):
 def _check_examples(batch: tuple[Any, ...]) -> None:
     """ValueError unless all arrays of a batch have the same number of examples."""
     shapes = [np.shape(x) for x in jax.tree.leaves(batch)]
-    if len({shape[:1] for shape in shapes}) != 1 or shapes[0][:1] in ((), (0,)):
+    if len({shape[:1] for shape in shapes}) != 1 or not any(shapes[0][:1]):
         raise ValueError(
             f"step: per_example, and a batch of shapes {shapes}, expected a first axis "
             "of one length, at least 1, which numbers the examples."

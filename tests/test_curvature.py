@@ -540,7 +540,7 @@ def test_mars_of_complex_parameters(x64):
         return jnp.sum(jnp.abs(m["z"] - (0.1 - 0.2j)) ** 4)
 
     def apart(m):
-        return loss({"z": m["re"] + 1j * m["im"]})
+        return loss({"z": jax.lax.complex(m["re"], m["im"])})
 
     for exact in (False, True):
         rule = oj.MARS(oj.SGD(0.02), gamma=0.5, b1=0.8, max_norm=math.inf, exact=exact)
