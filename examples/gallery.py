@@ -166,7 +166,7 @@ TUNED = {
         "MARS": Tuned(0.1, 0.05, 0.1),
     },
     "second order": {
-        "AdaHessian": Tuned(1.0, 0.5, 0.3),
+        "AdaHessian": Tuned(1.0, 1.0, 0.3),
         "Sophia": Tuned(0.01, 0.005, 0.03),
     },
 }

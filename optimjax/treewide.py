@@ -110,20 +110,22 @@ PER_EXAMPLE = (
 def count_examples(
     function: str, params: Mapping[Path, Any], grads: Mapping[Path, Any]
 ) -> int:
-    """How many examples there are gradients of. Raises: ValueError if that differs."""
-    sizes = {path: jnp.shape(g)[:1] for path, g in grads.items()}
-    first = next(iter(sizes.values()))
-    wrong = {
-        path: f"gradient has shape {jnp.shape(g)}, expected "
-        f"({first[0] if first else 'examples'}, "
-        f"{', '.join(map(str, jnp.shape(params[path])))}), one for each example"
-        for path, g in grads.items()
-        if jnp.shape(g)[1:] != jnp.shape(params[path])
-        or not sizes[path]
-        or sizes[path] != first
-    }
+    """How many examples there are gradients of, one each on the first axis.
+
+    Raises: ValueError if a gradient has not that axis, or their numbers differ.
+    """
+    shapes = {path: jnp.shape(g) for path, g in grads.items()}
+    wrong = {}
+    for path, shape in shapes.items():
+        right = jnp.shape(params[path])
+        if shape[1:] != right or len(shape) != len(right) + 1:
+            expected = ", ".join(["examples", *map(str, right)])
+            wrong[path] = f"gradient has shape {shape}, expected ({expected})"
+    if not wrong and len({shape[0] for shape in shapes.values()}) > 1:
+        wrong = {p: f"gradients of {shape[0]} examples" for p, shape in shapes.items()}
     if wrong:
-        raise ValueError(complain(function, wrong) + " " + PER_EXAMPLE)
-    if first == (0,):
+        raise ValueError(complain(function, wrong, PER_EXAMPLE))
+    (examples,) = {shape[0] for shape in shapes.values()}
+    if examples == 0:
         raise ValueError(f"{function}: no examples, expected one at least.")
-    return first[0]
+    return examples

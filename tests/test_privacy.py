@@ -41,21 +41,23 @@ def each_gradient(m, x, y):
 def test_one_step_in_numpy():
     m, (x, y) = model(), batch()
     total = {k: np.zeros(v.shape) for k, v in m.items()}
-    lengths = []
-    for xi, yi in zip(x, y, strict=True):
-        g = jax.tree.map(lambda g: np.asarray(g, float), jax.grad(loss)(m, xi, yi))
-        lengths.append(np.sqrt(sum((v**2).sum() for v in g.values())))
+    each = [jax.grad(loss)(m, a, b) for a, b in zip(x, y, strict=True)]
+    each = [{k: np.asarray(v, float) for k, v in g.items()} for g in each]
+    lengths = [np.sqrt(sum((v**2).sum() for v in g.values())) for g in each]
+    max_norm = float(np.median(lengths)) * 1.01
+    assert min(lengths) < max_norm < max(lengths)
+    for g, length in zip(each, lengths, strict=True):
         for k in total:
-            total[k] += g[k] * min(1, 1.3 / lengths[-1])
-    assert min(lengths) < 1.3 < max(lengths)
+            total[k] += g[k] * min(1, max_norm / length)
     step = oj.make_step(loss, per_example=True)
-    _, after, value = step(oj.setup(rule(), m), m, x, y)
+    _, after, value = step(oj.setup(rule(max_norm), m), m, x, y)
     for k in m:
         np.testing.assert_allclose(after[k], m[k] - 0.1 * total[k] / 5, rtol=1e-5)
     one_by_one = [loss(m, a, b) for a, b in zip(x, y, strict=True)]
     np.testing.assert_allclose(value, np.mean(one_by_one), rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_as_dpsgd_of_optax_without_noise():
     m = other = model()
     state, step = oj.setup(rule(), m), oj.make_step(loss, per_example=True)
@@ -132,7 +134,7 @@ def test_no_example_has_more_influence_than_max_norm():
         _, steps = private.apply(private.init(m), m, g)
         sums.append(jax.tree.map(lambda s: 5 * s, steps))
     apart = jax.tree.map(jnp.subtract, *sums)
-    length = float(optax.global_norm(apart))
+    length = np.sqrt(sum(float(jnp.sum(s**2)) for s in apart.values()))
     assert 0.1 < length <= 2 * 0.9 * (1 + 1e-5)
 
 
@@ -268,7 +270,7 @@ def test_rules_after_it_see_one_gradient():
         oj.Accumulate(oj.SGD(0.1), every=2),
     ):
         step = oj.make_step(loss, per_example=True)
-        state, new, _ = step(oj.setup(rule(then=then), m), m, x, y)
+        _, new, _ = step(oj.setup(rule(then=then), m), m, x, y)
         assert jax.tree.map(jnp.shape, new) == jax.tree.map(jnp.shape, m)
 
 
@@ -311,7 +313,7 @@ def test_gradients_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="first axis of one length"):
         oj.update(state, m, {**grads, "b": grads["b"][:3]})
     private = oj.PrivateGradients(1.0, 1.0)
-    with pytest.raises(ValueError, match=re.escape("(3, 2), expected (5, 2)")):
+    with pytest.raises(ValueError, match="'b': gradients of 3 examples"):
         private.apply(private.init(m), m, {**grads, "b": grads["b"][:3]})
     with pytest.raises(ValueError, match="no examples, expected one at least"):
         private.apply(private.init(m), m, jax.tree.map(lambda g: g[:0], grads))

@@ -243,8 +243,9 @@ class AdaHessian(Diagonal):
         eps: added to the denominator, in the unit of the Hessian, >= 0.
         hessian_power: how much of the curvature counts, in [0, 1].
         estimate: function (key, params, **context) -> {path: diagonal}, where `params`
-            is {path: array} of the slots that have a gradient; what it takes by keyword
-            alone, without a default, it needs from `update`.
+            is {path: array} of the slots that have a gradient, and context all that
+            `update` is given; what it takes by keyword alone, without a default, it
+            needs.
         every: how many updates there are for each estimate, >= 1.
         seed: where the random numbers of the estimates start.
     State: `m` and `v`, shape of the parameter; `weight`, (), which is 1 - b2^n if b2

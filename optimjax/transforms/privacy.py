@@ -64,7 +64,7 @@ class PrivateGradients(Keyed):
     >>> g = {"w": jnp.array([[0.5, 0.2], [3.0, 4.0]])}
     >>> state, steps = private.apply(state, x, g)
     >>> steps["w"].tolist()
-    [0.5, 0.5]
+    [0.4793, 0.4562]
     """
 
     complex_ok = False
@@ -85,8 +85,9 @@ class PrivateGradients(Keyed):
         if not given:
             return state, spread(params, grads)
         examples = count_examples("PrivateGradients.apply", named, given)
-        limit = self.at_count(state.count).max_norm
-        factor = shortening(root(_squared_lengths(given)), limit)
+        lengths = root(_squared_lengths(given))
+        limit = cast(self.at_count(state.count).max_norm, lengths.dtype)
+        factor = shortening(lengths, limit)
         sums = {path: _weighted_sum(factor, widen(g)) for path, g in given.items()}
         made = jax.tree.structure(params).unflatten([sums.get(path) for path in named])
         state, noisy = self._apply_leaves(state, wide, made)
