@@ -129,8 +129,8 @@ def test_no_example_has_more_influence_than_max_norm():
     m, (x, y) = model(), batch()
     private = oj.PrivateGradients(0.9, 0.0)
     sums = []
-    for big in (1.0, 1e4):
-        g = each_gradient(m, x, y.at[2].multiply(-big))
+    for factor in (1.0, -1e4):
+        g = each_gradient(m, x, y.at[2].multiply(factor))
         _, steps = private.apply(private.init(m), m, g)
         sums.append(jax.tree.map(lambda s: 5 * s, steps))
     apart = jax.tree.map(jnp.subtract, *sums)
