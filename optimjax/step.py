@@ -21,7 +21,7 @@ from optimjax.reading import scale_of
 from optimjax.rule import Rule, is_rule
 from optimjax.state import State, as_state
 from optimjax.training import check_shapes, descend
-from optimjax.treewide import squared_length
+from optimjax.treewide import check_batch, squared_length
 
 __all__ = ["Step", "make_step"]
 
@@ -287,7 +287,7 @@ class Step(Generic[Model]):
         state = State(rule, inner, frame.ties, frame.still)
 
         if self.per_example:
-            _check_examples(batch)
+            check_batch(batch)
 
         def objective(params: tuple[Array, ...], batch: tuple[Any, ...]) -> Any:
             model = frame.build(params, others, rest)
@@ -350,16 +350,6 @@ class Step(Generic[Model]):
         state, slots = descend(state, slots, summed, **context)
         new = tuple(slots[names[i]] for i in frame.trained)
         return state.inner, new, (value, aux) if self.has_aux else value
-
-
-def _check_examples(batch: tuple[Any, ...]) -> None:
-    """ValueError unless all arrays of a batch have the same number of examples."""
-    shapes = [np.shape(x) for x in jax.tree.leaves(batch)]
-    if len({shape[:1] for shape in shapes}) != 1 or not any(shapes[0][:1]):
-        raise ValueError(
-            f"step: per_example, and a batch of shapes {shapes}, expected a first axis "
-            "of one length, at least 1, which numbers the examples."
-        )
 
 
 def _uphill(

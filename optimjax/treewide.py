@@ -129,3 +129,13 @@ def count_examples(
     if examples == 0:
         raise ValueError(f"{function}: no examples, expected one at least.")
     return examples
+
+
+def check_batch(batch: tuple[Any, ...]) -> None:
+    """ValueError unless all arrays of a batch have the same number of examples."""
+    shapes = [jnp.shape(x) for x in jax.tree.leaves(batch)]
+    if len({shape[:1] for shape in shapes}) != 1 or not any(shapes[0][:1]):
+        raise ValueError(
+            f"step: per_example, and a batch of shapes {shapes}, expected a first axis "
+            "of one length, at least 1, which numbers the examples."
+        )
