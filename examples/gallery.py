@@ -20,6 +20,7 @@ their own (signs, trust ratios) would circle around the minimum for ever without
 """
 
 import argparse
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -162,6 +163,11 @@ TUNED = {
     "changes of the gradient": {
         "Adan": Tuned(0.1, 0.02, 0.2),
         "OptimisticAdam": Tuned(0.1, 0.05, 0.1),
+        "MARS": Tuned(0.1, 0.05, 0.1),
+    },
+    "second order": {
+        "AdaHessian": Tuned(1.0, 1.0, 0.3),
+        "Sophia": Tuned(0.01, 0.005, 0.03),
     },
 }
 
@@ -185,7 +191,10 @@ def build(name, problem):
     if peak is None:
         return cls(**options), steps
     # As data of the schedule the two numbers may change without a new compilation.
-    return cls(**{rate_of(name): Partial(falling, peak, steps)}, **options), steps
+    rate = {rate_of(name): Partial(falling, peak, steps)}
+    if "inner" in cls._kinds:  # the rate is that of the rule inside
+        return cls(dataclasses.replace(cls().inner, **rate), **options), steps
+    return cls(**rate, **options), steps
 
 
 def rate_of(name):
@@ -319,14 +328,17 @@ def draw_path(axes, run, problem, color):
 
 def draw_digits(runs, path):
     """A panel for each family: its curves in colour, those of all others in grey."""
-    figure = Figure(figsize=(17, 10), layout="constrained")
+    rows = -(-len(TUNED) // 3)
+    figure = Figure(figsize=(17, 5 * rows), layout="constrained")
     figure.suptitle(
         "Logistic regression on scikit-learn's digits, all images at each step: the "
         "loss above the least there is",
         fontsize=16,
     )
-    panels = figure.subplots(2, 3, sharex=True, sharey=True).flat
-    for axes, family in zip(panels, TUNED, strict=True):
+    panels = figure.subplots(rows, 3, sharex=True, sharey=True).flat
+    for axes in panels[len(TUNED) :]:
+        axes.set_visible(False)
+    for axes, family in zip(panels, TUNED, strict=False):
         for losses in runs.values():
             axes.plot(np.maximum(losses, FLOOR), color="0.88", linewidth=0.8)
         for name, color in zip(TUNED[family], COLORS, strict=False):

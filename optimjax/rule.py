@@ -142,6 +142,8 @@ class Rule:
         ends: whether it says where the parameter goes, so that a step which another
             rule changed afterwards would be undone by the next.
         freezes: whether its slots are never moved; `setup` freezes them.
+        per_example: whether its gradients have a first axis more, which numbers the
+            examples.
         by_path: whether hyperparameters may differ by path.
         ranges: `{name: (low, high, high_excluded)}`, where a hyperparameter's range
             differs from the usual one for its name; None for no check.
@@ -183,6 +185,7 @@ class Rule:
     follows: ClassVar[bool] = False
     ends: ClassVar[bool] = False
     freezes: ClassVar[bool] = False
+    per_example: ClassVar[bool] = False
     by_path: ClassVar[bool] = False
     ranges: ClassVar[dict[str, tuple[float, float, bool] | None]] = {}
     whole: ClassVar[tuple[str, ...]] = ()

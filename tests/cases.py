@@ -87,6 +87,8 @@ SETTINGS = {
             "weight_decay": 0.07,
         }
     ],
+    # With noise, but not so much that steps go uphill.
+    "PrivateGradients": [{"max_norm": 3.3, "noise_multiplier": 0.01, "seed": 3}],
     # Without a line search, and with steps that float32 can tell from nothing.
     "LBFGS": [
         {
@@ -95,6 +97,12 @@ SETTINGS = {
             "scale_initial": False,
             "line_search": None,
         }
+    ],
+    "AdaHessian": [
+        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.03, "every": 2},
+    ],
+    "Sophia": [
+        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.8, "gamma": 1.7, "eps": 0.03},
     ],
     # Some of the gradients are longer than the first, some shorter.
     "ClipByGlobalNorm": [{"max_norm": 2.5}, {"max_norm": 0.4}],
@@ -288,6 +296,20 @@ VARIANTS = {
         {"learning_rate": 0.7, "memory": 2},
         {"learning_rate": 0.11, "memory": 2, "keep_negative": True},
     ],
+    "AdaHessian": [
+        {"learning_rate": 0.11, "b2": 0.95, "hessian_power": 0.6, "every": 3},
+    ],
+    "Sophia": [
+        {
+            "learning_rate": 0.11,
+            "b1": 0.7,
+            "b2": 0.8,
+            "gamma": 1.7,
+            "clip": 0.3,
+            "every": 3,
+            "stale": True,
+        }
+    ],
     "ClipByValue": [{"max_value": 0.6}],
     "ClipByNorm": [{"max_norm": 0.7, "p": 0.6}, {"max_norm": 0.3, "p": math.inf}],
     "ClipByBlockRMS": [{"max_rms": 0.6}],
@@ -323,6 +345,10 @@ def matrices(path, x):
 INNER = (oj.SGD(0.05, momentum=0.85), oj.AdamW(1e-2))
 
 HOLDING = {
+    "MARS": [
+        oj.MARS(INNER[0], gamma=0.3, b1=0.8, max_norm=2.0),
+        oj.MARS(INNER[1], gamma=0.2, b1=0.7, exact=True),
+    ],
     "Accumulate": [oj.Accumulate(inner, every=3) for inner in INNER],
     "SkipNonFinite": [oj.SkipNonFinite(inner, give_up_after=3) for inner in INNER],
     "ApplyIf": [oj.ApplyIf(inner, wide_awake) for inner in INNER],

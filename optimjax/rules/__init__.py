@@ -4,6 +4,7 @@ from optimjax.rules import (
     adagrad,
     adam,
     adam_variants,
+    curvature,
     factored,
     lbfgs,
     line_search,
@@ -12,10 +13,12 @@ from optimjax.rules import (
     sgd,
     sign,
     trust,
+    variance_reduced,
 )
 from optimjax.rules.adagrad import *
 from optimjax.rules.adam import *
 from optimjax.rules.adam_variants import *
+from optimjax.rules.curvature import *
 from optimjax.rules.factored import *
 from optimjax.rules.lbfgs import *
 from optimjax.rules.line_search import *
@@ -24,11 +27,13 @@ from optimjax.rules.optimistic import *
 from optimjax.rules.sgd import *
 from optimjax.rules.sign import *
 from optimjax.rules.trust import *
+from optimjax.rules.variance_reduced import *
 
 __all__ = []
 __all__ += adagrad.__all__
 __all__ += adam.__all__
 __all__ += adam_variants.__all__
+__all__ += curvature.__all__
 __all__ += factored.__all__
 __all__ += lbfgs.__all__
 __all__ += line_search.__all__
@@ -37,3 +42,4 @@ __all__ += optimistic.__all__
 __all__ += sgd.__all__
 __all__ += sign.__all__
 __all__ += trust.__all__
+__all__ += variance_reduced.__all__

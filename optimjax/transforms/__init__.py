@@ -12,6 +12,7 @@ from optimjax.transforms import (
     partition,
     plateau,
     precision,
+    privacy,
     projections,
     schedule_free,
     shaping,
@@ -27,6 +28,7 @@ from optimjax.transforms.monitor import *
 from optimjax.transforms.partition import *
 from optimjax.transforms.plateau import *
 from optimjax.transforms.precision import *
+from optimjax.transforms.privacy import *
 from optimjax.transforms.projections import *
 from optimjax.transforms.schedule_free import *
 from optimjax.transforms.shaping import *
@@ -43,6 +45,7 @@ __all__ += monitor.__all__
 __all__ += partition.__all__
 __all__ += plateau.__all__
 __all__ += precision.__all__
+__all__ += privacy.__all__
 __all__ += projections.__all__
 __all__ += schedule_free.__all__
 __all__ += shaping.__all__
