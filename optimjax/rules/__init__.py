@@ -3,34 +3,46 @@
 from optimjax.rules import (
     adagrad,
     adam,
+    adam_momentum,
+    adam_scale,
     adam_variants,
+    dual_averaging,
     factored,
     lbfgs,
     line_search,
     optimistic,
     sgd,
     sign,
+    tangent,
     trust,
 )
 from optimjax.rules.adagrad import *
 from optimjax.rules.adam import *
+from optimjax.rules.adam_momentum import *
+from optimjax.rules.adam_scale import *
 from optimjax.rules.adam_variants import *
+from optimjax.rules.dual_averaging import *
 from optimjax.rules.factored import *
 from optimjax.rules.lbfgs import *
 from optimjax.rules.line_search import *
 from optimjax.rules.optimistic import *
 from optimjax.rules.sgd import *
 from optimjax.rules.sign import *
+from optimjax.rules.tangent import *
 from optimjax.rules.trust import *
 
 __all__ = []
 __all__ += adagrad.__all__
 __all__ += adam.__all__
+__all__ += adam_momentum.__all__
+__all__ += adam_scale.__all__
 __all__ += adam_variants.__all__
+__all__ += dual_averaging.__all__
 __all__ += factored.__all__
 __all__ += lbfgs.__all__
 __all__ += line_search.__all__
 __all__ += optimistic.__all__
 __all__ += sgd.__all__
 __all__ += sign.__all__
+__all__ += tangent.__all__
 __all__ += trust.__all__

@@ -29,6 +29,13 @@ def norm(x: Array) -> Array:
     return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
 
 
+def rms(x: Array) -> Array:
+    """Root of the mean of |x|^2 over a whole array, real; 0 if it is empty."""
+    part = jnp.sum(abs_sq(x))
+    size = total(jnp.full_like(part, max(x.size, 1)))  # of the parts in a shard_map
+    return norm(x) / jnp.sqrt(size)
+
+
 def trust_ratio(
     x_norm: Array,
     d_norm: Array,

@@ -10,6 +10,7 @@ from optimjax.arrays import abs_sq, cast, total, varying_axes
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import OneFactor, rule
+from optimjax.rules.trust import rms
 from optimjax.treewide import Count, PyTree, squared_length
 
 __all__ = [
@@ -67,13 +68,6 @@ class ClipByGlobalNorm(OneFactor):
 def root(square: Array) -> Array:
     """The square root; at 0 its derivative is 0, not NaN."""
     return jnp.where(square == 0, 0, jnp.sqrt(jnp.where(square == 0, 1, square)))
-
-
-def rms(x: Array) -> Array:
-    """Root of the mean of |x|^2 over a whole array, real; 0 if it is empty."""
-    part = jnp.sum(abs_sq(x))
-    size = total(jnp.full_like(part, max(x.size, 1)))  # of the parts in a shard_map
-    return root(total(abs_sq(x)) / size)
 
 
 def shortening(norm: Array, limit: Array) -> Array:
