@@ -5,7 +5,7 @@ import pytest
 from recordings import OPTAX_SCHEDULES, recorded, recorded_problem
 from test_trajectories import assert_as_recorded, train
 
-import optimjax as oj  # noqa: F401
+import optimjax as oj
 
 RECORDS = {r["id"]: r for r in recorded("contrib")["trajectories"]}
 
@@ -17,8 +17,37 @@ def scheduled(value):
     return value
 
 
+def decaying(cls):
+    """Our rule from the peer's settings, with its decay beside the direction."""
+
+    def make(settings):
+        decay = settings.pop("weight_decay", 0.0)
+        return oj.Chain(
+            cls(**settings), oj.WeightDecay(settings["learning_rate"] * decay)
+        )
+
+    return make
+
+
+def adopt(settings):
+    if not settings.pop("use_clipping", True):
+        settings["clip_power"] = None
+    return oj.ADOPT(**settings)
+
+
+def madgrad(settings):
+    decay = settings.pop("weight_decay", 0.0)
+    return oj.Chain(oj.WeightDecay(decay), oj.MADGRAD(**settings))
+
+
 # The peer's name -> its settings turned into our rule.
-RULES = {}
+RULES = {
+    "contrib.acprop": decaying(oj.ACProp),
+    "contrib.ademamix": decaying(oj.AdEMAMix),
+    "contrib.adopt": adopt,
+    "contrib.madgrad": madgrad,
+    "contrib.simplified_ademamix": decaying(oj.SimplifiedAdEMAMix),
+}
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ class ADOPT(LeafRule):
     >>> state, _ = adopt.apply(adopt.init(x), x, {"w": jnp.array([0.5, -3.0])})
     >>> state, steps = adopt.apply(state, x, {"w": jnp.array([-0.1, 4.0])})
     >>> steps["w"].tolist()
-    []
+    [-0.00200, 0.01000]
     """
 
     ranges: ClassVar = {"clip_power": (0.0, math.inf, False)}
@@ -115,7 +115,7 @@ class AdEMAMix(LeafRule):
     >>> state, _ = ademamix.apply(ademamix.init(x), x, {"w": jnp.array([0.5, -3.0])})
     >>> state, steps = ademamix.apply(state, x, {"w": jnp.array([-0.1, 2.0])})
     >>> steps["w"].tolist()
-    []
+    [0.06032, -0.01977]
     """
 
     ranges: ClassVar = dict.fromkeys(("alpha", "warmup"), (0.0, math.inf, False))
@@ -177,7 +177,7 @@ class SimplifiedAdEMAMix(LeafRule):
     >>> state, _ = rule.apply(rule.init(x), x, {"w": jnp.array([0.5, -3.0])})
     >>> state, steps = rule.apply(state, x, {"w": jnp.array([-0.1, 2.0])})
     >>> steps["w"].tolist()
-    []
+    [0.05473, 0.1194]
     """
 
     ranges: ClassVar = {"alpha": (0.0, math.inf, False)}
@@ -227,7 +227,7 @@ class LaProp(LeafRule):
     >>> state, _ = laprop.apply(laprop.init(x), x, {"w": jnp.array([0.5, -3.0])})
     >>> state, steps = laprop.apply(state, x, {"w": jnp.array([-0.1, 2.0])})
     >>> steps["w"].tolist()
-    []
+    [0.03277, -0.006077]
     """
 
     learning_rate: Hyper = 4e-4

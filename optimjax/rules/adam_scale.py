@@ -25,7 +25,7 @@ class AdamAtan2(LeafRule):
         v_hat = v / (1 - b2^t)
         step  = learning_rate * a * atan2(m_hat, b * sqrt(v_hat))
 
-    Gradients that are all multiplied by one number, however small, give the same steps.
+    Gradients that are all multiplied by one number give the same steps.
 
     Args:
         learning_rate: size of a step when all gradients agree, in the parameter's
@@ -44,7 +44,7 @@ class AdamAtan2(LeafRule):
     >>> state, _ = adam.apply(adam.init(x), x, {"w": jnp.array([0.5, -3.0])})
     >>> state, steps = adam.apply(state, x, {"w": jnp.array([-0.1, 2.0])})
     >>> steps["w"].tolist()
-    []
+    [0.06015, -0.01827]
     """
 
     complex_ok = False
@@ -100,7 +100,7 @@ class StableAdam(LeafRule):
     >>> state, _ = adam.apply(adam.init(x), x, {"w": jnp.array([0.5, -3.0])})
     >>> state, steps = adam.apply(state, x, {"w": jnp.array([-0.1, 20.0])})
     >>> steps["w"].tolist()
-    []
+    [0.1006, -0.03626]
     """
 
     learning_rate: Hyper = 1e-3
@@ -154,11 +154,11 @@ class AdaBound(LeafRule):
         authors' code, constant rates in place of those that fall with sqrt(t).
 
     >>> x = {"w": jnp.array([1.0, -2.0])}
-    >>> adabound = AdaBound(learning_rate=0.1, gamma=0.5)
+    >>> adabound = AdaBound(0.1, final_rate=0.3, gamma=1.0)
     >>> state, _ = adabound.apply(adabound.init(x), x, {"w": jnp.array([0.5, -3.0])})
     >>> state, steps = adabound.apply(state, x, {"w": jnp.array([-0.1, 2.0])})
     >>> steps["w"].tolist()
-    []
+    [0.01575, -0.01445]
     """
 
     ranges: ClassVar = dict.fromkeys(("final_rate", "gamma"), (0.0, math.inf, False))
@@ -212,7 +212,7 @@ class ACProp(LeafRule):
     >>> state, _ = acprop.apply(acprop.init(x), x, {"w": jnp.array([0.5, -3.0])})
     >>> state, steps = acprop.apply(state, x, {"w": jnp.array([-0.1, 2.0])})
     >>> steps["w"].tolist()
-    []
+    [-0.02000, 0.06667]
     """
 
     learning_rate: Hyper = 1e-3
@@ -260,7 +260,7 @@ class Grams(LeafRule):
     >>> state, _ = grams.apply(grams.init(x), x, {"w": jnp.array([0.5, -3.0])})
     >>> state, steps = grams.apply(state, x, {"w": jnp.array([-0.1, 2.0])})
     >>> steps["w"].tolist()
-    []
+    [-0.05110, 0.01445]
     """
 
     learning_rate: Hyper = 1e-3

@@ -155,7 +155,7 @@ class Tiger(LeafRule):
     >>> state, _ = tiger.apply(tiger.init(x), x, {"w": jnp.array([0.5, -3.0])})
     >>> state, steps = tiger.apply(state, x, {"w": jnp.array([-0.1, 2.0])})
     >>> steps["w"].tolist(), state.slots["w"].m.tolist()
-    []
+    ([0.1, 0.1], [0.0800, 0.0800])
     """
 
     learning_rate: Hyper = 1e-3
