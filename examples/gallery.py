@@ -21,6 +21,7 @@ their own (signs, trust ratios) would circle around the minimum for ever without
 
 import argparse
 import functools
+import itertools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -255,7 +256,7 @@ def draw_paths(runs, path):
         "valley\n\n",
         fontsize=22,
     )
-    colors = dict(zip(TUNED, COLORS, strict=False))
+    colors = dict(zip(TUNED, itertools.cycle(COLORS), strict=False))
     inch = 1 / figure.get_figheight()
     text = {"ha": "center", "va": "center", "fontsize": 14}
     figure.text(
@@ -319,14 +320,18 @@ def draw_path(axes, run, problem, color):
 
 def draw_digits(runs, path):
     """A panel for each family: its curves in colour, those of all others in grey."""
-    figure = Figure(figsize=(17, 10), layout="constrained")
+    columns = 3
+    rows = -(-len(TUNED) // columns)
+    figure = Figure(figsize=(17, 5 * rows), layout="constrained")
     figure.suptitle(
         "Logistic regression on scikit-learn's digits, all images at each step: the "
         "loss above the least there is",
         fontsize=16,
     )
-    panels = figure.subplots(2, 3, sharex=True, sharey=True).flat
-    for axes, family in zip(panels, TUNED, strict=True):
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True).flat
+    for axes in panels[len(TUNED) :]:
+        axes.set_visible(False)
+    for axes, family in zip(panels, TUNED, strict=False):
         for losses in runs.values():
             axes.plot(np.maximum(losses, FLOOR), color="0.88", linewidth=0.8)
         for name, color in zip(TUNED[family], COLORS, strict=False):
