@@ -45,12 +45,6 @@ def tangent(
     return d, found
 
 
-PROJECTION = {
-    "delta": (0.0, math.inf, False),
-    "decay_ratio": (0.0, math.inf, False),
-}
-
-
 @rule
 class AdamP(LeafRule):
     """Adam without the part of its steps that only makes weights longer.
@@ -91,7 +85,7 @@ class AdamP(LeafRule):
     """
 
     complex_ok = False
-    ranges: ClassVar = PROJECTION
+    ranges: ClassVar = dict.fromkeys(("delta", "decay_ratio"), (0.0, math.inf, False))
 
     learning_rate: Hyper = 1e-3
     b1: Hyper = 0.9
@@ -153,7 +147,7 @@ class SGDP(LeafRule):
     """
 
     complex_ok = False
-    ranges: ClassVar = PROJECTION
+    ranges: ClassVar = dict.fromkeys(("delta", "decay_ratio"), (0.0, math.inf, False))
 
     learning_rate: Hyper = 0.1
     momentum: Hyper = 0.9
