@@ -22,6 +22,7 @@ their own (signs, trust ratios) would circle around the minimum for ever without
 import argparse
 import dataclasses
 import functools
+import itertools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -264,7 +265,7 @@ def draw_paths(runs, path):
         "valley\n\n",
         fontsize=22,
     )
-    colors = dict(zip(TUNED, COLORS, strict=False))
+    colors = dict(zip(TUNED, itertools.cycle(COLORS), strict=False))
     inch = 1 / figure.get_figheight()
     text = {"ha": "center", "va": "center", "fontsize": 14}
     figure.text(

@@ -53,8 +53,39 @@ def torch_muon(s):
     return oj.Chain(muon, oj.WeightDecay(rate * decay, where="w"))
 
 
+def decaying(cls):
+    """Our rule from the peer's settings, with its decay beside the direction."""
+
+    def make(settings):
+        decay = settings.pop("weight_decay", 0.0)
+        return oj.Chain(
+            cls(**settings), oj.WeightDecay(settings["learning_rate"] * decay)
+        )
+
+    return make
+
+
+def adopt(settings):
+    if not settings.pop("use_clipping", True):
+        settings["clip_power"] = None
+    return oj.ADOPT(**settings)
+
+
+def madgrad(settings):
+    decay = settings.pop("weight_decay", 0.0)
+    return oj.Chain(oj.WeightDecay(decay), oj.MADGRAD(**settings))
+
+
 # The peer's name -> its settings turned into our rule.
-RULES = {"contrib.muon": optax_muon, "Muon": torch_muon}
+RULES = {
+    "contrib.muon": optax_muon,
+    "Muon": torch_muon,
+    "contrib.acprop": decaying(oj.ACProp),
+    "contrib.ademamix": decaying(oj.AdEMAMix),
+    "contrib.adopt": adopt,
+    "contrib.madgrad": madgrad,
+    "contrib.simplified_ademamix": decaying(oj.SimplifiedAdEMAMix),
+}
 
 
 @pytest.mark.parametrize(

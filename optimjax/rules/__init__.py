@@ -3,8 +3,11 @@
 from optimjax.rules import (
     adagrad,
     adam,
+    adam_momentum,
+    adam_scale,
     adam_variants,
     curvature,
+    dual_averaging,
     factored,
     lbfgs,
     line_search,
@@ -12,13 +15,17 @@ from optimjax.rules import (
     optimistic,
     sgd,
     sign,
+    tangent,
     trust,
     variance_reduced,
 )
 from optimjax.rules.adagrad import *
 from optimjax.rules.adam import *
+from optimjax.rules.adam_momentum import *
+from optimjax.rules.adam_scale import *
 from optimjax.rules.adam_variants import *
 from optimjax.rules.curvature import *
+from optimjax.rules.dual_averaging import *
 from optimjax.rules.factored import *
 from optimjax.rules.lbfgs import *
 from optimjax.rules.line_search import *
@@ -26,14 +33,18 @@ from optimjax.rules.muon import *
 from optimjax.rules.optimistic import *
 from optimjax.rules.sgd import *
 from optimjax.rules.sign import *
+from optimjax.rules.tangent import *
 from optimjax.rules.trust import *
 from optimjax.rules.variance_reduced import *
 
 __all__ = []
 __all__ += adagrad.__all__
 __all__ += adam.__all__
+__all__ += adam_momentum.__all__
+__all__ += adam_scale.__all__
 __all__ += adam_variants.__all__
 __all__ += curvature.__all__
+__all__ += dual_averaging.__all__
 __all__ += factored.__all__
 __all__ += lbfgs.__all__
 __all__ += line_search.__all__
@@ -41,5 +52,6 @@ __all__ += muon.__all__
 __all__ += optimistic.__all__
 __all__ += sgd.__all__
 __all__ += sign.__all__
+__all__ += tangent.__all__
 __all__ += trust.__all__
 __all__ += variance_reduced.__all__

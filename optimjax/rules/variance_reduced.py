@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from optimjax.arrays import cast, widen, zeros_like
+from optimjax.arrays import cast, norm, widen, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.nested import Around, LeafWrapper, sees_gradients
 from optimjax.paths import Slots, with_paths
 from optimjax.rule import Rule, rule
 from optimjax.rules.adam import Adam
-from optimjax.rules.trust import norm
 from optimjax.treewide import (
     PyTree,
     gradients_by_path,

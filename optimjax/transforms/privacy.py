@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from optimjax.arrays import abs_sq, cast, widen, wider
+from optimjax.arrays import abs_sq, cast, root, widen, wider
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafState
 from optimjax.noise import Keyed
 from optimjax.paths import Path, with_paths
 from optimjax.rule import rule
-from optimjax.transforms.clipping import root, shortening
+from optimjax.transforms.clipping import shortening
 from optimjax.treewide import (
     PyTree,
     count_examples,
