@@ -224,7 +224,9 @@ def acprop(gs, *, learning_rate=1e-3, b1=0.9, b2=0.999, eps=1e-16, eps_root=1e-1
     s <- b2 s + (1 - b2) |g - m|^2 + eps_root,  m of the step before
     m <- b1 m + (1 - b1) g
 
-    The docstring of optax has the new m in s.
+    In the authors' code, and in the docstring of optax, s has the new m: as g - m is
+    b1 (g - m of the step before), that makes s smaller by b1^2. The code's eps_root is
+    its eps.
     """
     m, s = np.zeros_like(gs[0]), np.zeros(gs[0].shape)
     for t, g in enumerate(gs, 1):
