@@ -353,6 +353,99 @@ VARIANTS = {
         },
         {"learning_rate": 0.3, "min_dim_size_to_factor": None},
     ],
+    "ADOPT": [
+        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.3, "clip_power": 0.4},
+        {"learning_rate": 0.11, "b2": 0.95, "eps": 0.6, "clip_power": None},
+    ],
+    "AdEMAMix": [
+        {
+            "learning_rate": 0.11,
+            "b1": 0.7,
+            "b2": 0.95,
+            "b3": 0.97,
+            "alpha": 2.3,
+            "eps": 0.03,
+            "eps_root": 0.02,
+        },
+        # Steps before, at and after the end of the warm-up.
+        {"learning_rate": 0.11, "b1": 0.7, "b3": 0.97, "alpha": 2.3, "warmup": 7.0},
+    ],
+    "SimplifiedAdEMAMix": [
+        {
+            "learning_rate": 0.11,
+            "b1": 0.7,
+            "b2": 0.85,
+            "alpha": 2.3,
+            "eps": 0.03,
+            "eps_root": 0.02,
+        }
+    ],
+    "LaProp": [{"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.03}],
+    "MADGRAD": [{"learning_rate": 0.11, "momentum": 0.7, "eps": 0.03}],
+    "AdamAtan2": [{"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "a": 0.8, "b": 1.7}],
+    "StableAdam": [
+        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.8, "eps": 0.3, "weight_decay": 0.17},
+        {
+            "learning_rate": 0.11,
+            "b2": 0.95,
+            "weight_decay": 0.17,
+            "decay_where": lambda path, x: x.ndim == 2,
+        },
+    ],
+    # The first is between its bounds at times; the second is always at one of them.
+    "AdaBound": [
+        {
+            "learning_rate": 0.11,
+            "b1": 0.7,
+            "b2": 0.95,
+            "final_rate": 0.13,
+            "gamma": 0.3,
+            "eps": 0.03,
+        },
+        {"learning_rate": 0.11, "final_rate": 0.07, "gamma": 20.0},
+    ],
+    "ACProp": [
+        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.03, "eps_root": 0.02}
+    ],
+    "Grams": [{"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.03}],
+    "Tiger": [{"learning_rate": 0.11, "b1": 0.7}],
+    # A delta just above the cosines of the first gradient: of its columns, whose
+    # number is the unit's, and of the whole array.
+    "AdamP": [
+        {
+            "learning_rate": 0.11,
+            "b1": 0.7,
+            "b2": 0.95,
+            "eps": 0.03,
+            "delta": 1.065,
+            "weight_decay": 0.17,
+            "decay_ratio": 0.3,
+        },
+        {
+            "learning_rate": 0.11,
+            "delta": 0.307,
+            "weight_decay": 0.17,
+            "nesterov": True,
+        },
+    ],
+    "SGDP": [
+        {
+            "learning_rate": 0.03,
+            "momentum": 0.7,
+            "dampening": 0.3,
+            "delta": 1.065,
+            "weight_decay": 0.17,
+            "decay_ratio": 0.3,
+            "eps": 0.03,
+        },
+        {
+            "learning_rate": 0.03,
+            "momentum": 0.7,
+            "delta": 0.307,
+            "weight_decay": 0.17,
+            "nesterov": True,
+        },
+    ],
     "PolyakSGD": [
         {"max_learning_rate": 0.11, "scaling": 0.6, "f_min": 0.3, "eps": 0.7},
         {"scaling": 0.6, "f_min": 2.0, "variant": "sps+"},

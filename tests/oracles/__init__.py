@@ -13,11 +13,20 @@ magnitude: one complex entry is one quantity with one scale.
 
 from collections.abc import Callable
 
-from oracles import adam, adaptive, descent, layerwise, transforms, trees
+from oracles import (
+    adam,
+    adaptive,
+    descendants,
+    descent,
+    layerwise,
+    transforms,
+    trees,
+)
 
 ORACLES: dict[str, Callable] = {
     **adam.ORACLES,
     **adaptive.ORACLES,
+    **descendants.ORACLES,
     **descent.ORACLES,
     **layerwise.ORACLES,
     **transforms.ORACLES,
