@@ -14,6 +14,7 @@ from optimjax.transforms import (
     projections,
     schedule_free,
     shaping,
+    tuning,
 )
 from optimjax.transforms.accumulation import *
 from optimjax.transforms.averaging import *
@@ -28,6 +29,7 @@ from optimjax.transforms.precision import *
 from optimjax.transforms.projections import *
 from optimjax.transforms.schedule_free import *
 from optimjax.transforms.shaping import *
+from optimjax.transforms.tuning import *
 
 __all__ = []
 __all__ += accumulation.__all__
@@ -43,3 +45,4 @@ __all__ += precision.__all__
 __all__ += projections.__all__
 __all__ += schedule_free.__all__
 __all__ += shaping.__all__
+__all__ += tuning.__all__
