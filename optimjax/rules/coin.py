@@ -52,6 +52,7 @@ class COCOB(LeafRule):
     >>> for g in ([0.5, -3.0], [-0.1, -2.0]):
     ...     state, model = oj.update(state, model, {"w": jnp.array(g)})
     >>> model["w"].tolist()
+    [0.7333, -1.321]
     """
 
     complex_ok: ClassVar[bool] = False

@@ -59,6 +59,7 @@ class DoG(TogetherRule):
     >>> for g in ([0.5, -3.0], [-0.1, 2.0], [0.4, 1.0]):
     ...     state, model = oj.update(state, model, {"w": jnp.array(g)})
     >>> model["w"].tolist(), state.inner.shared.rate
+    ([0.9758, -1.983], Array(0.02633, dtype=float32))
     """
 
     ranges: ClassVar = dict.fromkeys(
@@ -140,6 +141,7 @@ class DoWG(TogetherRule):
     >>> for g in ([0.5, -3.0], [-0.1, 2.0], [0.4, 1.0]):
     ...     state, model = oj.update(state, model, {"w": jnp.array(g)})
     >>> model["w"].tolist(), state.inner.shared.rate
+    ([0.9758, -1.983], Array(0.02633, dtype=float32))
     """
 
     ranges: ClassVar = {"init_distance_sq": (0.0, math.inf, False)}

@@ -75,7 +75,7 @@ class Prodigy(TogetherRule):
     >>> import optimjax as oj
     >>> model = {"w": jnp.array([1.0, -2.0])}
     >>> state = oj.setup(Prodigy(d0=0.1), model)
-    >>> for g in ([0.5, -3.0], [-0.1, 2.0], [0.4, 1.0]):
+    >>> for g in ([0.5, -3.0], [-0.1, -2.0], [0.4, -1.0]):
     ...     state, model = oj.update(state, model, {"w": jnp.array(g)})
     >>> model["w"].tolist(), state.inner.shared.d
     ([0.7847, -1.942], Array(0.1, dtype=float32))
@@ -341,7 +341,7 @@ class DAdaptLion(TogetherRule):
 
     >>> import optimjax as oj
     >>> model = {"w": jnp.array([1.0, -2.0])}
-    >>> state = oj.setup(DAdaptLion(d0=0.1), model)
+    >>> state = oj.setup(DAdaptLion(d0=0.1, b2=0.8), model)
     >>> for g in ([0.5, -3.0], [-0.1, -2.0], [0.4, -1.0]):
     ...     state, model = oj.update(state, model, {"w": jnp.array(g)})
     >>> model["w"].tolist(), state.inner.shared.d

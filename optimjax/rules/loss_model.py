@@ -64,6 +64,7 @@ class MoMo(TogetherRule):
     >>> for g, value in (([0.5, -3.0], 4.0), ([-0.1, -2.0], 3.0)):
     ...     state, model = oj.update(state, model, {"w": jnp.array(g)}, value=value)
     >>> model["w"].tolist(), state.inner.shared.rate
+    ([0.7980, -0.7806], Array(0.02906, dtype=float32))
     """
 
     needs: ClassVar = ("value",)
@@ -152,6 +153,7 @@ class MoMoAdam(MoMo):
     >>> for g, value in (([0.5, -3.0], 4.0), ([-0.1, -2.0], 3.0)):
     ...     state, model = oj.update(state, model, {"w": jnp.array(g)}, value=value)
     >>> model["w"].tolist(), state.inner.shared.rate
+    ([0.2445, -1.015], Array(2.632, dtype=float32))
     """
 
     learning_rate: Hyper = 1e-2

@@ -87,6 +87,7 @@ class Mechanic(Tuned):
     >>> for g in ([0.5, -3.0], [-0.1, -2.0], [0.4, -1.0]):
     ...     state, model = oj.update(state, model, {"w": jnp.array(g)})
     >>> model["w"].tolist(), state.inner.own.shared.s.tolist()
+    ([0.9887, -1.915], [0.004713, 0.004704, 0.004702])
     """
 
     ranges: ClassVar = {"decay": ABOVE_ZERO, "s_init": ABOVE_ZERO}
@@ -213,7 +214,7 @@ def erfi(x: Array) -> Array:
     [-0.1132, 0.0, 1.65, 1630.0]
     """
     h, size = 0.25, jnp.abs(x)[..., None]
-    n = jnp.arange(1, 161, 2, dtype=x.dtype)
+    n = jnp.expand_dims(jnp.arange(1, 161, 2, dtype=x.dtype), range(x.ndim))
     # sinh as a difference, with its factor inside: where x^2 is no overflow nothing is.
     terms = jnp.exp(n * h * (2 * size - n * h)) * -jnp.expm1(-4 * n * h * size) / n
     return jnp.sign(x) * 2 / jnp.pi * jnp.sum(terms, axis=-1)
