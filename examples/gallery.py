@@ -163,6 +163,17 @@ TUNED = {
         "Adan": Tuned(0.1, 0.02, 0.2),
         "OptimisticAdam": Tuned(0.1, 0.05, 0.1),
     },
+    "without a learning rate": {
+        "Prodigy": Tuned(1.0, 1.0, 1.0),
+        "DAdaptAdam": Tuned(1.0, 1.0, 1.0),
+        "DAdaptSGD": Tuned(1.0, 1.0, 1.0),
+        "DAdaptLion": Tuned(0.02, 0.003, 0.03, {"d0": 1.0}),
+        "DoG": Tuned(2.0, 2.0, 2.0),
+        "DoWG": Tuned(1.0, 1.0, 1.0),
+        "MoMo": Tuned(None, None, None),
+        "MoMoAdam": Tuned(0.5, 0.5, 0.5),
+        "COCOB": Tuned(None, None, None, {"alpha": 10.0}),
+    },
 }
 
 
@@ -240,6 +251,7 @@ VIEWS = {"bowl": ((-2.0, 2.0), (-1.7, 2.3)), "valley": ((-1.9, 1.9), (-0.8, 3.0)
 COLORS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7"),
     *("#E69F00", "#56B4E9", "#000000", "#882255"),
+    "#999933",
 )
 FLOOR = 1e-6  # what float32 can tell from the least
 
@@ -319,14 +331,17 @@ def draw_path(axes, run, problem, color):
 
 def draw_digits(runs, path):
     """A panel for each family: its curves in colour, those of all others in grey."""
-    figure = Figure(figsize=(17, 10), layout="constrained")
+    figure = Figure(figsize=(17, 5 * -(-len(TUNED) // 3)), layout="constrained")
     figure.suptitle(
         "Logistic regression on scikit-learn's digits, all images at each step: the "
         "loss above the least there is",
         fontsize=16,
     )
-    panels = figure.subplots(2, 3, sharex=True, sharey=True).flat
-    for axes, family in zip(panels, TUNED, strict=True):
+    rows = -(-len(TUNED) // 3)
+    panels = list(figure.subplots(rows, 3, sharex=True, sharey=True).flat)
+    for axes in panels[len(TUNED) :]:
+        axes.set_visible(False)
+    for axes, family in zip(panels, TUNED, strict=False):
         for losses in runs.values():
             axes.plot(np.maximum(losses, FLOOR), color="0.88", linewidth=0.8)
         for name, color in zip(TUNED[family], COLORS, strict=False):

@@ -47,9 +47,7 @@ class LeafState(Count):
         """The same state, with one step more counted for the slots that take one."""
         state = self.skipping(path for path in self.slots if path not in moving)
         own = {p: increment(n) if p in moving else n for p, n in state.own.items()}
-        return dataclasses.replace(
-            state, count=increment(state.count), own=Slots(own)
-        )
+        return dataclasses.replace(state, count=increment(state.count), own=Slots(own))
 
     def steps(self, path: Path) -> Array:
         """How many steps this slot has taken, int32, ()."""

@@ -74,11 +74,11 @@ class Prodigy(TogetherRule):
 
     >>> import optimjax as oj
     >>> model = {"w": jnp.array([1.0, -2.0])}
-    >>> state = oj.setup(Prodigy(d0=0.1), model)
+    >>> state = oj.setup(Prodigy(d0=0.1, d_coef=9.0), model)
     >>> for g in ([0.5, -3.0], [-0.1, -2.0], [0.4, -1.0]):
     ...     state, model = oj.update(state, model, {"w": jnp.array(g)})
     >>> model["w"].tolist(), state.inner.shared.d
-    ([0.7847, -1.942], Array(0.1, dtype=float32))
+    ([0.6552, -1.549], Array(1.027, dtype=float32))
     """
 
     ranges: ClassVar = {**GROWING, "d_coef": ABOVE_ZERO}
@@ -102,7 +102,9 @@ class Prodigy(TogetherRule):
 
     def init_leaf(self, x):
         v = zeros_like(x, real=True)
-        return ProdigyMoments(x, zeros_like(x), v, zeros_like(x), jnp.zeros((), v.dtype))
+        return ProdigyMoments(
+            x, zeros_like(x), v, zeros_like(x), jnp.zeros((), v.dtype)
+        )
 
     def rate(self, t):
         factor = debias(self.b1, self.b2, t) if self.bias_correction else 1
@@ -178,7 +180,7 @@ class DAdaptAdam(TogetherRule):
     >>> for g in ([0.5, -3.0], [-0.1, -2.0], [0.4, -1.0]):
     ...     state, model = oj.update(state, model, {"w": jnp.array(g)})
     >>> model["w"].tolist(), state.inner.shared.d
-    ([0.7847, -1.942], Array(0.1, dtype=float32))
+    ([0.6495, -1.621], Array(0.5897, dtype=float32))
     """
 
     ranges: ClassVar = GROWING
@@ -268,7 +270,7 @@ class DAdaptSGD(TogetherRule):
     >>> for g in ([0.5, -3.0], [-0.1, -2.0], [0.4, -1.0]):
     ...     state, model = oj.update(state, model, {"w": jnp.array(g)})
     >>> model["w"].tolist(), state.inner.shared.d
-    ([0.7847, -1.942], Array(0.1, dtype=float32))
+    ([0.9815, -1.848], Array(0.1207, dtype=float32))
     """
 
     ends: ClassVar[bool] = True
@@ -341,11 +343,11 @@ class DAdaptLion(TogetherRule):
 
     >>> import optimjax as oj
     >>> model = {"w": jnp.array([1.0, -2.0])}
-    >>> state = oj.setup(DAdaptLion(d0=0.1, b2=0.8), model)
+    >>> state = oj.setup(DAdaptLion(3.0, b2=0.8, d0=0.1), model)
     >>> for g in ([0.5, -3.0], [-0.1, -2.0], [0.4, -1.0]):
     ...     state, model = oj.update(state, model, {"w": jnp.array(g)})
     >>> model["w"].tolist(), state.inner.shared.d
-    ([0.7847, -1.942], Array(0.1, dtype=float32))
+    ([-0.07508, -0.9249], Array(0.3564, dtype=float32))
     """
 
     ranges: ClassVar = {"d0": ABOVE_ZERO}

@@ -162,10 +162,11 @@ class TRAC(Tuned):
 
     >>> import optimjax as oj
     >>> model = {"w": jnp.array([1.0, -2.0])}
-    >>> state = oj.setup(TRAC(oj.SGD(1.0), s_init=0.1), model)
+    >>> state = oj.setup(TRAC(oj.SGD(0.1), s_init=0.1), model)
     >>> for g in ([0.5, -3.0], [-0.1, -2.0], [0.4, -1.0]):
     ...     state, model = oj.update(state, model, {"w": jnp.array(g)})
     >>> model["w"].tolist(), float(state.inner.own.slots["w"].scale)
+    ([0.9172, -1.379], 1.035)
     """
 
     ranges: ClassVar = {"s_init": ABOVE_ZERO}
