@@ -167,7 +167,7 @@ TUNED = {
         "Prodigy": Tuned(1.0, 1.0, 1.0),
         "DAdaptAdam": Tuned(1.0, 1.0, 1.0),
         "DAdaptSGD": Tuned(1.0, 1.0, 1.0),
-        "DAdaptLion": Tuned(0.02, 0.003, 0.03, {"d0": 1.0}),
+        "DAdaptLion": Tuned(0.02, 0.002, 0.03, {"d0": 1.0}),
         "DoG": Tuned(2.0, 2.0, 2.0),
         "DoWG": Tuned(1.0, 1.0, 1.0),
         "MoMo": Tuned(None, None, None),

@@ -62,6 +62,7 @@ class TogetherRule(Rule):
     """
 
     by_layer: ClassVar[bool] = False
+    _on_slots: ClassVar[tuple[str, str]] = ("look_leaf", "step_leaf")
 
     def init_leaf(self, x):
         """The state of one slot."""
@@ -135,6 +136,7 @@ class TogetherRule(Rule):
         now, state = self.at_count(state.count), state.after(paths)
         slots, steps = Slots(state.slots), {}
         shared = Slots(state.shared) if self.by_layer else state.shared
+        look, step = self._on_slots
         for group in self._groups(paths):
             old = shared[group[0]] if self.by_layer else shared
             seen, terms = {}, []
@@ -144,7 +146,7 @@ class TogetherRule(Rule):
                 t = cast(state.steps(path), real_part_dtype(x.dtype))
                 here = now.at_path(path, x)
                 kept = (old, slots[path], x, g, t, *others)
-                slots[path], found = _called("look_leaf", here, x.dtype, *kept)
+                slots[path], found = _called(look, here, x.dtype, *kept)
                 terms.append([total(term) for term in found])
                 seen[path] = here, x, (g, t, *others)
             sums = summed(terms)
@@ -154,7 +156,7 @@ class TogetherRule(Rule):
             new = _called("share", now, sums[0].dtype, old, sums, t, value)
             for path, (here, x, rest) in seen.items():
                 kept = (old, new, slots[path], x, *rest)
-                made, steps[path] = _called("step_leaf", here, x.dtype, *kept)
+                made, steps[path] = _called(step, here, x.dtype, *kept)
                 slots[path] = jax.tree.map(_as_before, made, state.slots[path])
             new = jax.tree.map(_as_before, new, old)
             if self.by_layer:
@@ -180,11 +182,20 @@ class TogetherRule(Rule):
 
 @rule
 class TogetherWrapper(Wrapper, TogetherRule):
-    """A `TogetherRule` around another one: `look_leaf` and `step_leaf` are given the
-    inner rule's step, too, last.
+    """A `TogetherRule` around another one: write `look_after` and `step_after`.
+
+    They are `look_leaf` and `step_leaf`, and given the inner rule's step, too.
 
     State: `Around`: `inner`, and `own`, a `TogetherState`.
     """
+
+    _on_slots: ClassVar[tuple[str, str]] = ("look_after", "step_after")
+
+    def look_after(self, shared, state, x, g, t, step) -> tuple[Any, Any]:
+        raise NotImplementedError(f"{type(self).__name__} has no look_after")
+
+    def step_after(self, old, shared, state, x, g, t, step) -> tuple[Any, Array]:
+        raise NotImplementedError(f"{type(self).__name__} has no step_after")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -39,8 +39,8 @@ class DoG(TogetherRule):
 
     Args:
         learning_rate: factor on the rate, without unit, >= 0.
-        reps_rel: the first distance as a share of 1 + |x0|, >= 0; the authors' advice is
-            1e-4 with batch normalisation, else 1e-6.
+        reps_rel: the first distance as a share of 1 + |x0|, >= 0; the authors' advice
+            is 1e-4 with batch normalisation, else 1e-6.
         eps: added to the sum of squares, in the gradient's unit squared, >= 0.
         by_layer: give each slot a distance, a sum and a rate of its own ("L-DoG").
         init_distance: the first distance, in the parameter's unit, >= 0; None for that

@@ -1,6 +1,6 @@
 """Rules whose step size is where a model of the loss reaches the least it can be."""
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -80,10 +80,10 @@ class MoMo(TogetherRule):
         zero = jnp.zeros_like(squares)
         return Bounded(zero, zero + self.lower_bound, zero)
 
-    def init_leaf(self, x):
+    def init_leaf(self, x) -> Any:
         return Model(zeros_like(x), jnp.zeros((), x.real.dtype))
 
-    def look_leaf(self, shared, state, x, g, t):
+    def look_leaf(self, shared, state, x, g, t) -> tuple[Any, Any]:
         b = jnp.where(t == 1, 0, self.b1)
         m = b * state.m + (1 - b) * g
         gamma = b * state.gamma + (1 - b) * product(g, x)

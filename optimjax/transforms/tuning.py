@@ -1,7 +1,7 @@
 """Wrappers that find how large the steps of the rule inside should be."""
 
 import math
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import jax.numpy as jnp
 from jax import Array
@@ -28,6 +28,7 @@ class Wealth(NamedTuple):
     r: Array
 
 
+@rule
 class Tuned(TogetherWrapper):
     """What both have in common: a scale for the sum of all the inner rule's steps.
 
@@ -37,13 +38,17 @@ class Tuned(TogetherWrapper):
     `scale` is the sum of s with which the slot was moved last.
     """
 
+    def scale(self, shared) -> Array:
+        """The scale in effect, ()."""
+        raise NotImplementedError(f"{type(self).__name__} has no scale")
+
     def init_leaf(self, x):
         return Reference(x, jnp.zeros((), x.real.dtype))
 
     def delta(self, state, x):
-        return ratio(state.x0 - x, state.scale + self.eps)
+        return ratio(state.x0 - x, state.scale + cast(Any, self).eps)
 
-    def step_leaf(self, old, shared, state, x, g, t, step):
+    def step_after(self, old, shared, state, x, g, t, step):
         scale = self.scale(shared)
         delta = self.delta(state, x) + step
         return Reference(state.x0, scale), x - (state.x0 - scale * delta)
@@ -62,9 +67,10 @@ class Mechanic(Tuned):
         step    = x - (x0 - sum(s) * (delta + inner step))
 
     h, m, v, r and s are numbers; of m, v, r and s there are `betas` each, for beta =
-    1 - 10^-1, 1 - 10^-2, ... Products and norms are over all slots that have a gradient;
-    x0 is where a slot was at `setup`. Give the rule inside the schedule that it would
-    have, with 1 for its highest learning rate. The first steps are small beside x, so
+    1 - 10^-1, 1 - 10^-2, ... Products and norms are over all slots that have a
+    gradient; x0 is where a slot was at `setup`. Give the rule inside the schedule that
+    it would have, with 1 for its highest learning rate. The first steps are small
+    beside x, so
     16-bit parameters want `MixedPrecision` around it; guards and `Accumulate` go
     around it, too.
 
@@ -109,7 +115,7 @@ class Mechanic(Tuned):
     def scale(self, shared):
         return jnp.sum(shared.s)
 
-    def look_leaf(self, shared, state, x, g, t, step):
+    def look_after(self, shared, state, x, g, t, step):
         delta = self.delta(state, x)
         return state, (abs_sq(g), abs_sq(x), product(g, delta), product(x, delta))
 
@@ -180,7 +186,7 @@ class TRAC(Tuned):
         object.__setattr__(self, "betas", tuple(map(float, self.betas)))
         if not (self.betas and all(0 <= beta < 1 for beta in self.betas)):
             raise ValueError(
-                f"TRAC: betas is {self.betas}, expected numbers in [0, 1), one at least."
+                f"TRAC: betas is {self.betas}, expected one or more in [0, 1)."
             )
 
     def init_shared(self, squares):
@@ -191,7 +197,7 @@ class TRAC(Tuned):
     def scale(self, shared):
         return jnp.maximum(jnp.sum(shared.s), 0)
 
-    def look_leaf(self, shared, state, x, g, t, step):
+    def look_after(self, shared, state, x, g, t, step):
         return state, (product(g, self.delta(state, x)),)
 
     def share(self, shared, sums, t, value):
