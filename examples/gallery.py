@@ -170,6 +170,17 @@ TUNED = {
         "AdaHessian": Tuned(1.0, 1.0, 0.3),
         "Sophia": Tuned(0.01, 0.005, 0.03),
     },
+    "without a learning rate": {
+        "Prodigy": Tuned(1.0, 1.0, 1.0),
+        "DAdaptAdam": Tuned(1.0, 1.0, 1.0),
+        "DAdaptSGD": Tuned(1.0, 1.0, 1.0),
+        "DAdaptLion": Tuned(0.02, 0.002, 0.03, {"d0": 1.0}),
+        "DoG": Tuned(2.0, 2.0, 2.0),
+        "DoWG": Tuned(1.0, 1.0, 1.0),
+        "MoMo": Tuned(None, None, None),
+        "MoMoAdam": Tuned(0.5, 0.5, 0.5),
+        "COCOB": Tuned(None, None, None, {"alpha": 10.0}),
+    },
 }
 
 
@@ -250,6 +261,7 @@ VIEWS = {"bowl": ((-2.0, 2.0), (-1.7, 2.3)), "valley": ((-1.9, 1.9), (-0.8, 3.0)
 COLORS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7"),
     *("#E69F00", "#56B4E9", "#000000", "#882255"),
+    "#999933",
 )
 FLOOR = 1e-6  # what float32 can tell from the least
 

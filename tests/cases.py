@@ -89,6 +89,7 @@ SETTINGS = {
     ],
     # With noise, but not so much that steps go uphill.
     "PrivateGradients": [{"max_norm": 3.3, "noise_multiplier": 0.01, "seed": 3}],
+    "DoG": [{"reps_rel": 0.03, "by_layer": True}],
     # Without a line search, and with steps that float32 can tell from nothing.
     "LBFGS": [
         {
@@ -468,6 +469,53 @@ VARIANTS = {
             "stale": True,
         }
     ],
+    "Prodigy": [
+        {"d0": 0.03, "b1": 0.7, "b2": 0.95, "eps": 0.3, "weight_decay": 0.17},
+        {
+            "learning_rate": 0.3,
+            "d0": 0.003,
+            "b3": 0.8,
+            "d_coef": 1.7,
+            "growth_rate": 1.3,
+            "bias_correction": False,
+            "safeguard_warmup": True,
+            "weight_decay": 0.17,
+            "decay_where": lambda path, x: x.ndim == 2,
+        },
+    ],
+    "DAdaptSGD": [
+        {"learning_rate": 0.7, "momentum": 0.6, "d0": 0.03},
+        {"d0": 0.003, "growth_rate": 1.3},
+    ],
+    "DAdaptAdam": [
+        {"d0": 0.03, "b1": 0.7, "b2": 0.95, "eps": 0.3, "weight_decay": 0.17},
+        {
+            "learning_rate": 0.3,
+            "d0": 0.003,
+            "b2": 0.8,
+            "growth_rate": 1.03,
+            "bias_correction": False,
+            "weight_decay": 0.17,
+            "decay_where": lambda path, x: x.ndim == 2,
+        },
+    ],
+    "DAdaptLion": [{"learning_rate": 0.7, "b1": 0.7, "b2": 0.8, "d0": 0.03}],
+    "DoG": [
+        {"learning_rate": 0.7, "reps_rel": 0.03, "eps": 0.3},
+        {"init_distance": 0.03, "by_layer": True},
+        {"init_rate": 0.03},
+    ],
+    "DoWG": [{"learning_rate": 0.7, "init_distance_sq": 0.03, "eps": 0.3}],
+    "MoMo": [
+        {"learning_rate": 0.03, "b1": 0.7, "lower_bound": 0.6, "weight_decay": 0.17},
+        {"lower_bound": 0.6, "adapt_lower_bound": True},
+    ],
+    "MoMoAdam": [
+        {"learning_rate": 0.03, "b1": 0.7, "b2": 0.95, "weight_decay": 0.17},
+        {"learning_rate": 0.7, "eps": 0.03, "lower_bound": 0.6},
+        {"learning_rate": 0.7, "lower_bound": 0.6, "adapt_lower_bound": True},
+    ],
+    "COCOB": [{"learning_rate": 0.6, "alpha": 3.0, "eps": 0.7}],
     "ClipByValue": [{"max_value": 0.6}],
     "ClipByNorm": [{"max_norm": 0.7, "p": 0.6}, {"max_norm": 0.3, "p": math.inf}],
     "ClipByBlockRMS": [{"max_rms": 0.6}],
@@ -519,6 +567,8 @@ HOLDING = {
     "SWA": [oj.SWA(inner, start=2) for inner in INNER],
     "Lookahead": [oj.Lookahead(inner, period=3) for inner in INNER],
     "ScheduleFree": [oj.ScheduleFree(inner) for inner in INNER],
+    "Mechanic": [oj.Mechanic(inner, s_init=0.03) for inner in INNER],
+    "TRAC": [oj.TRAC(inner, s_init=0.03) for inner in INNER],
     "MixedPrecision": [oj.MixedPrecision(inner) for inner in INNER],
     "Monitor": [oj.Monitor(inner) for inner in INNER],
     "Cautious": [

@@ -1,8 +1,10 @@
 """Rules of optax.contrib, and torch's Muon: step by step where the peer went."""
 
+import inspect
+
 import jax
 import pytest
-from recordings import OPTAX_SCHEDULES, recorded, recorded_problem
+from recordings import OPTAX_SCHEDULES, recorded, recorded_problem, renamed
 from test_trajectories import assert_as_recorded, train
 
 import optimjax as oj
@@ -12,7 +14,7 @@ RECORDS = {r["id"]: r for r in recorded("contrib")["trajectories"]}
 
 def scheduled(value):
     """A number, or a schedule by the peer's name for it."""
-    if isinstance(value, dict):
+    if isinstance(value, dict) and "$schedule" in value:
         return OPTAX_SCHEDULES[value["$schedule"]](**value["kwargs"])
     return value
 
@@ -61,6 +63,18 @@ def decaying(cls):
         return oj.Chain(
             cls(**settings), oj.WeightDecay(settings["learning_rate"] * decay)
         )
+def rule_in_words(name, **words):
+    """A function of the peer's settings, some of which have other names here.
+
+    Decay that our rule does not have comes before it, as an L2 penalty.
+    """
+
+    def make(settings):
+        ours = renamed(settings, **words)
+        takes = inspect.signature(getattr(oj, name)).parameters
+        decay = None if "weight_decay" in takes else ours.pop("weight_decay", None)
+        rule = getattr(oj, name)(**ours)
+        return rule if decay is None else oj.Chain(oj.WeightDecay(decay), rule)
 
     return make
 
@@ -76,6 +90,21 @@ def madgrad(settings):
     return oj.Chain(oj.WeightDecay(decay), oj.MADGRAD(**settings))
 
 
+    name = names.get(kind, "init_rate")
+    return rule_in_words("DoG")({**settings, name: value})
+
+
+def mechanize(settings):
+    inner = settings.pop("base_optimizer")
+    rule = {"sgd": oj.SGD, "adam": oj.Adam}[inner["$optimizer"]](**inner["kwargs"])
+    return oj.Mechanic(
+        rule, **renamed(settings, weight_decay="decay", num_betas="betas")
+    )
+
+
+ESTIMATE = {"betas": ("b1", "b2"), "estim_lr0": "d0"}
+
+
 # The peer's name -> its settings turned into our rule.
 RULES = {
     "contrib.muon": optax_muon,
@@ -85,6 +114,19 @@ RULES = {
     "contrib.adopt": adopt,
     "contrib.madgrad": madgrad,
     "contrib.simplified_ademamix": decaying(oj.SimplifiedAdEMAMix),
+def dog(settings):
+    kind, value = settings.pop("init_step", ("heuristic", 1e-6))
+    names = {"heuristic": "reps_rel", "distance": "init_distance",
+    "contrib.prodigy": rule_in_words(
+        "Prodigy", beta3="b3", estim_lr_coef="d_coef", **ESTIMATE
+    ),
+    "contrib.dadapt_adamw": rule_in_words("DAdaptAdam", **ESTIMATE),
+    "contrib.dog": dog,
+    "contrib.dowg": rule_in_words("DoWG", init_estim_sq_dist="init_distance_sq"),
+    "contrib.momo": rule_in_words("MoMo", beta="b1"),
+    "contrib.momo_adam": rule_in_words("MoMoAdam"),
+    "contrib.cocob": rule_in_words("COCOB"),
+    "contrib.mechanize": mechanize,
 }
 
 

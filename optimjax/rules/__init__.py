@@ -6,11 +6,15 @@ from optimjax.rules import (
     adam_momentum,
     adam_scale,
     adam_variants,
+    coin,
     curvature,
+    distance,
     dual_averaging,
     factored,
     lbfgs,
+    learning_rate_free,
     line_search,
+    loss_model,
     muon,
     optimistic,
     sgd,
@@ -24,11 +28,15 @@ from optimjax.rules.adam import *
 from optimjax.rules.adam_momentum import *
 from optimjax.rules.adam_scale import *
 from optimjax.rules.adam_variants import *
+from optimjax.rules.coin import *
 from optimjax.rules.curvature import *
+from optimjax.rules.distance import *
 from optimjax.rules.dual_averaging import *
 from optimjax.rules.factored import *
 from optimjax.rules.lbfgs import *
+from optimjax.rules.learning_rate_free import *
 from optimjax.rules.line_search import *
+from optimjax.rules.loss_model import *
 from optimjax.rules.muon import *
 from optimjax.rules.optimistic import *
 from optimjax.rules.sgd import *
@@ -45,10 +53,14 @@ __all__ += adam_scale.__all__
 __all__ += adam_variants.__all__
 __all__ += curvature.__all__
 __all__ += dual_averaging.__all__
+__all__ += coin.__all__
+__all__ += distance.__all__
 __all__ += factored.__all__
 __all__ += lbfgs.__all__
+__all__ += learning_rate_free.__all__
 __all__ += line_search.__all__
 __all__ += muon.__all__
+__all__ += loss_model.__all__
 __all__ += optimistic.__all__
 __all__ += sgd.__all__
 __all__ += sign.__all__

@@ -16,6 +16,7 @@ from optimjax.transforms import (
     projections,
     schedule_free,
     shaping,
+    tuning,
 )
 from optimjax.transforms.accumulation import *
 from optimjax.transforms.averaging import *
@@ -32,6 +33,7 @@ from optimjax.transforms.privacy import *
 from optimjax.transforms.projections import *
 from optimjax.transforms.schedule_free import *
 from optimjax.transforms.shaping import *
+from optimjax.transforms.tuning import *
 
 __all__ = []
 __all__ += accumulation.__all__
@@ -49,3 +51,4 @@ __all__ += privacy.__all__
 __all__ += projections.__all__
 __all__ += schedule_free.__all__
 __all__ += shaping.__all__
+__all__ += tuning.__all__
