@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 from oracles import learning_rate_free as free
+from oracles import tuning
 from oracles.adam import moments
 from oracles.leaves import Params, Steps, wide
 from oracles.matrices import ORACLES as MATRICES
@@ -76,7 +77,7 @@ def torch_muon(params, grads, values, settings):
     def turned(tree):
         return {path: tree[path].T for path in params}
 
-    steps = free.steps_of(
+    steps = tuning.steps_of(
         lambda start: MATRICES["Muon"](
             start,
             [turned(g) for g in grads],
@@ -103,7 +104,7 @@ def optax_muon(params, grads, values, settings):
     nesterov = settings.get("nesterov", True)
     aux = {"learning_rate": adam_lr, "nesterov": nesterov, **ADAM_STATE}
     settings |= {"aux": aux, "scale": scale, "debias": True}
-    steps = free.steps_of(
+    steps = tuning.steps_of(
         lambda start: MATRICES["Muon"](start, grads, **{"eps": 1e-8, **settings}),
         grads,
     )
@@ -129,7 +130,7 @@ def optax_galore(params, grads, values, settings):
         assert base["$optimizer"] == "scale_by_rms"
         settings["inner"] = rms_steps
     settings["aux"] = {"learning_rate": lr, **ADAM_STATE}
-    steps = free.steps_of(
+    steps = tuning.steps_of(
         lambda start: LOW_RANK["GaLore"](start, grads, **settings), grads
     )
     if base is not None:
@@ -149,9 +150,11 @@ def optax_dog(params, grads, values, settings):
 
 def optax_mechanize(params, grads, values, settings):
     base = settings.pop("base_optimizer")
-    steps = {"sgd": free.sgd_steps, "adam": free.adam_steps}[base["$optimizer"]]
+    steps = {"sgd": tuning.sgd_steps, "adam": tuning.adam_steps}[base["$optimizer"]]
     settings = renamed(settings, weight_decay="decay", num_betas="betas")
-    return free.mechanic(params, grads, steps=steps(grads, **base["kwargs"]), **settings)
+    return tuning.mechanic(
+        params, grads, steps=steps(grads, **base["kwargs"]), **settings
+    )
 
 
 ESTIMATES = {"estim_lr0": "d0", "estim_lr_coef": "d_coef", "betas": ("b1", "b2")}

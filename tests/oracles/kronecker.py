@@ -165,7 +165,11 @@ def splus(gs, *, b1=0.9, b2=0.999, eps=1e-30, every=100, max_dim=10000):
     The code in torch has 1 / (in + out) / 2, and 1e-3 for sides above `max_dim`.
     """
     n_in, n_out = gs[0].shape
-    m, left, right = np.zeros(gs[0].shape), np.zeros((n_in,) * 2), np.zeros((n_out,) * 2)
+    m, left, right = (
+        np.zeros(gs[0].shape),
+        np.zeros((n_in,) * 2),
+        np.zeros((n_out,) * 2),
+    )
     q_left, q_right = np.eye(n_in), np.eye(n_out)
     for t, g in enumerate(gs, 1):
         m = ema(b1, m, g)

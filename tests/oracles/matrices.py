@@ -1,4 +1,4 @@
-"""Rules that orthogonalise a matrix, in our layout: x is (in, out), one output a column.
+"""Rules that orthogonalise a matrix x, which is (in, out): one column for an output.
 
 An oracle of this family is made by `on_matrices` from a generator of steps per unit of
 learning rate; arrays that are no matrices go the way of `aux`, Adam if nothing is said.

@@ -165,7 +165,7 @@ def apollo(
 ):
     """Zhu et al. 2024, Algorithm 1, arXiv:2412.05270.
 
-    P normal, (shorter side, rank), over sqrt(rank); a new one at steps 1, 1 + every, ...
+    P normal, (shorter side, rank), over sqrt(rank); anew at steps 1, 1 + every, ...
     r = P^T g                                g P if out is the shorter
     n = Adam's step for the r's so far, per unit of learning rate
     s = |n| / (|r| + 1e-8)                   over the axis of r; "array": over all
