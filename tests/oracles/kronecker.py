@@ -232,7 +232,7 @@ def psgd_kron(
         QL <- QL - precond_rate triu(a a^T - b b^T) / |a a^T + b b^T| QL
         QR <- QR - precond_rate triu(a^T a - b^T b) / |a^T a + b^T b| QR
         |.|: a lower bound of the spectral norm; the maximum for a diagonal
-    u = QL^T QL m_hat QR^T QR,  u <- u min(1, max_rms / (rms(u) + 1e-12))
+    u = QL^T QL m_hat QR^T QR,  u <- u min(1, max_rms / (rms(u) + 1e-6))
     `draws`: (V, two numbers in [0, 1)) for each step.
     """
     shape = gs[0].shape
@@ -259,7 +259,7 @@ def psgd_kron(
                 for each, pair in zip(q, pairs, strict=True)
             ]
         u = q[0].T @ q[0] @ m_hat @ q[1].T @ q[1]
-        yield u * min(1, max_rms / (rms(u) + 1e-12))
+        yield u * min(1, max_rms / (rms(u) + 1e-6))
 
 
 def improved(q, one, two, rate, diagonal):
