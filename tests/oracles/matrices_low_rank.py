@@ -268,20 +268,20 @@ def came(
 ):
     """Luo et al. 2023, Algorithm 2, arXiv:2307.02047, and the authors' code.
 
-    v <- b2 v + (1 - b2) (g^2 + eps)         by row r and column c: v = r c / mean(r)
+    v <- b2 v + (1 - b2) (|g|^2 + eps)       by row r and column c: v = r c / mean(r)
     u = g / sqrt(v),  u <- u / max(1, rms(u) / clipping_threshold)
     m <- b1 m + (1 - b1) u
-    q <- b3 q + (1 - b3) ((u - m)^2 + eps_instability), factored likewise
+    q <- b3 q + (1 - b3) (|u - m|^2 + eps_instability), factored likewise
     step = learning_rate m / sqrt(q)
     Vectors have a whole v, no q, and step = learning_rate m.
     """
     seconds, instability, m = Factored(), Factored(), np.zeros(gs[0].shape)
     for g in gs:
-        u = g / np.sqrt(seconds.add(b2, g**2 + eps))
+        u = g / np.sqrt(seconds.add(b2, abs_sq(g) + eps))
         u = u / max(1, rms(u) / clipping_threshold)
         m = ema(b1, m, u)
         if g.ndim >= 2:
-            q = instability.add(b3, (u - m) ** 2 + eps_instability)
+            q = instability.add(b3, abs_sq(u - m) + eps_instability)
             yield learning_rate * m / np.sqrt(q)
         else:
             yield learning_rate * m
