@@ -209,6 +209,12 @@ def test_came_of_matrices_of_rank_one():
     np.testing.assert_allclose(step, np.sign(g), rtol=1e-6)
 
 
+def test_came_of_vectors_has_no_instability():
+    [step] = matrices_low_rank.came([np.array([3.0, -4.0])], learning_rate=1.0, b2=0.96)
+    # u = g / sqrt(0.04 g^2) = 5 sign(g), of RMS 1 at most; m = u / 10
+    np.testing.assert_allclose(step, [0.1, -0.1])
+
+
 def test_tuners_stay_near_at_first_and_find_the_scale():
     """A constant gradient: |x - x0| must grow beyond any power of the first scale."""
     params, grads = {"w": np.ones(3)}, [{"w": np.array([1.0, -1.0, 0.5])}] * 150

@@ -183,7 +183,7 @@ def dadapt_lion(
     d, n, m, s, visited = d0, 0.0, zeros(x), zeros(x), []
     for t, g in enumerate(map(wide, grads)):
         rate = d * rate_at(learning_rate, t)
-        u = {path: sign(a) for path, a in mixed(b1, m, g).items()}
+        u = {path: np.sign(a) for path, a in mixed(b1, m, g).items()}
         x = combine(x, -rate, u)
         m = mixed(b2, m, scaled(rate, g))
         n = c * n + (1 - c) * rate * inner(u, s)
@@ -191,11 +191,6 @@ def dadapt_lion(
         d = max(d, n / ((1 - c) * l1(s))) if l1(s) > 0 else d
         visited.append(x)
     return visited
-
-
-def sign(x):
-    """x / |x|, 0 for 0: of each component alone this is something else."""
-    return x / np.where(x == 0, 1.0, np.abs(x))
 
 
 def dog(

@@ -242,17 +242,16 @@ class Factored:
     """A running mean of positive arrays; of matrices by row and column."""
 
     def __init__(self):
-        self.parts = [0.0, 0.0, 0.0]
+        self.rows = self.columns = self.whole = 0.0
 
     def add(self, b, array):
-        means = (np.mean(array, axis=-1), np.mean(array, axis=-2), 0.0)
-        new = means if array.ndim >= 2 else (0.0, 0.0, array)
-        self.parts = [ema(b, *pair) for pair in zip(self.parts, new, strict=True)]
-        rows, columns, whole = self.parts
         if array.ndim < 2:
-            return whole
-        rows = rows / np.mean(rows, axis=-1, keepdims=True)
-        return rows[..., :, None] * columns[..., None, :]
+            self.whole = ema(b, self.whole, array)
+            return self.whole
+        self.rows = ema(b, self.rows, np.mean(array, axis=-1))
+        self.columns = ema(b, self.columns, np.mean(array, axis=-2))
+        shares = self.rows / np.mean(self.rows, axis=-1, keepdims=True)
+        return shares[..., :, None] * self.columns[..., None, :]
 
 
 def came(
