@@ -277,7 +277,7 @@ def momo(
     x <- x - tau m - shrink x, shrink = lr weight_decay / (1 + lr weight_decay)
     adapt_lower_bound, see `lifted`:
         low <- max(f + <m, x> - c - tau |m|^2 / 2, lower_bound) after the step
-    The paper shrinks x - tau m as a whole; this is optax.
+    The paper and its code shrink x - tau m as a whole; this is optax.
     """
     x, low, visited, f, c = wide(params), lower_bound, [], 0.0, 0.0
     m = zeros(x)
