@@ -134,6 +134,7 @@ class TogetherRule(Rule):
             return state, structure.unflatten([None] * len(named))
         self._check_complex("apply", {path: named[path] for path in paths})
         now, state = self.at_count(state.count), state.after(paths)
+        at = now.by_slot()
         slots, steps = Slots(state.slots), {}
         shared = Slots(state.shared) if self.by_layer else state.shared
         look, step = self._on_slots
@@ -144,7 +145,7 @@ class TogetherRule(Rule):
                 x, (g, *others) = widen(named[path]), (each[path] for each in given)
                 g, *others = (cast(each, x.dtype) for each in (g, *others))
                 t = cast(state.steps(path), real_part_dtype(x.dtype))
-                here = now.at_path(path, x)
+                here = at(path, x)
                 kept = (old, slots[path], x, g, t, *others)
                 slots[path], found = _called(look, here, x.dtype, *kept)
                 terms.append([total(term) for term in found])

@@ -237,71 +237,7 @@ VARIANTS = {
         {"learning_rate": 0.11, "optimism": 0.6, "nesterov": True},
         {"learning_rate": 0.11, "optimism": 0.6, "double_first": True},
     ],
-    "ADOPT": [
-        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.6, "clip_power": 0.1},
-        {"learning_rate": 0.11, "b2": 0.95, "clip_power": None, "nesterov": True},
-    ],
-    "AdEMAMix": [
-        {
-            "learning_rate": 0.11,
-            "b1": 0.7,
-            "b2": 0.95,
-            "b3": 0.98,
-            "alpha": 2.0,
-            "eps": 0.03,
-            "eps_root": 0.02,
-        },
-        {"learning_rate": 0.11, "b3": 0.95, "alpha": 2.0, "warmup": 7},
-    ],
-    "SimplifiedAdEMAMix": [
-        {"learning_rate": 0.03, "b1": 0.7, "alpha": 2.0, "eps": 0.03, "eps_root": 0.02}
-    ],
-    "LaProp": [{"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.03}],
-    "MADGRAD": [{"learning_rate": 0.11, "momentum": 0.7, "eps": 0.03}],
-    "AdamAtan2": [{"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "a": 1.7, "b": 0.6}],
-    "StableAdam": [
-        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.6},
-        {
-            "learning_rate": 0.11,
-            "b2": 0.95,
-            "weight_decay": 0.17,
-            "decay_where": lambda path, x: x.ndim == 2,
-        },
-    ],
-    "AdaBound": [
-        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.03},
-        {"learning_rate": 0.11, "final_rate": 0.2, "gamma": 0.3},
-    ],
-    "ACProp": [
-        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.03, "eps_root": 0.02}
-    ],
-    "Grams": [{"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.03}],
-    "Tiger": [{"learning_rate": 0.11, "b1": 0.7}],
     # Some units meet the first delta, and one only just; whole arrays the second.
-    "AdamP": [
-        {
-            "learning_rate": 0.11,
-            "b1": 0.7,
-            "b2": 0.95,
-            "eps": 0.03,
-            "delta": 1.5,
-            "weight_decay": 0.17,
-            "decay_ratio": 0.3,
-        },
-        {"learning_rate": 0.11, "delta": 0.9, "weight_decay": 0.17, "nesterov": True},
-    ],
-    "SGDP": [
-        {
-            "learning_rate": 0.03,
-            "momentum": 0.7,
-            "dampening": 0.3,
-            "eps": 0.03,
-            "delta": 1.525,
-            "weight_decay": 0.17,
-            "decay_ratio": 0.3,
-        },
-        {"learning_rate": 0.03, "delta": 0.9, "weight_decay": 0.17, "nesterov": True},
-    ],
     "AdaGrad": [
         {"learning_rate": 0.11, "eps": 0.03, "eps_root": 0.02, "weight_decay": 0.17},
         {

@@ -63,6 +63,21 @@ def decaying(cls):
         return oj.Chain(
             cls(**settings), oj.WeightDecay(settings["learning_rate"] * decay)
         )
+
+    return make
+
+
+def adopt(settings):
+    if not settings.pop("use_clipping", True):
+        settings["clip_power"] = None
+    return oj.ADOPT(**settings)
+
+
+def madgrad(settings):
+    decay = settings.pop("weight_decay", 0.0)
+    return oj.Chain(oj.WeightDecay(decay), oj.MADGRAD(**settings))
+
+
 def rule_in_words(name, **words):
     """A function of the peer's settings, some of which have other names here.
 
@@ -79,17 +94,9 @@ def rule_in_words(name, **words):
     return make
 
 
-def adopt(settings):
-    if not settings.pop("use_clipping", True):
-        settings["clip_power"] = None
-    return oj.ADOPT(**settings)
-
-
-def madgrad(settings):
-    decay = settings.pop("weight_decay", 0.0)
-    return oj.Chain(oj.WeightDecay(decay), oj.MADGRAD(**settings))
-
-
+def dog(settings):
+    kind, value = settings.pop("init_step", ("heuristic", 1e-6))
+    names = {"heuristic": "reps_rel", "distance": "init_distance"}
     name = names.get(kind, "init_rate")
     return rule_in_words("DoG")({**settings, name: value})
 
@@ -104,19 +111,8 @@ def mechanize(settings):
 
 ESTIMATE = {"betas": ("b1", "b2"), "estim_lr0": "d0"}
 
-
 # The peer's name -> its settings turned into our rule.
 RULES = {
-    "contrib.muon": optax_muon,
-    "Muon": torch_muon,
-    "contrib.acprop": decaying(oj.ACProp),
-    "contrib.ademamix": decaying(oj.AdEMAMix),
-    "contrib.adopt": adopt,
-    "contrib.madgrad": madgrad,
-    "contrib.simplified_ademamix": decaying(oj.SimplifiedAdEMAMix),
-def dog(settings):
-    kind, value = settings.pop("init_step", ("heuristic", 1e-6))
-    names = {"heuristic": "reps_rel", "distance": "init_distance",
     "contrib.prodigy": rule_in_words(
         "Prodigy", beta3="b3", estim_lr_coef="d_coef", **ESTIMATE
     ),
@@ -127,6 +123,13 @@ def dog(settings):
     "contrib.momo_adam": rule_in_words("MoMoAdam"),
     "contrib.cocob": rule_in_words("COCOB"),
     "contrib.mechanize": mechanize,
+    "contrib.muon": optax_muon,
+    "Muon": torch_muon,
+    "contrib.acprop": decaying(oj.ACProp),
+    "contrib.ademamix": decaying(oj.AdEMAMix),
+    "contrib.adopt": adopt,
+    "contrib.madgrad": madgrad,
+    "contrib.simplified_ademamix": decaying(oj.SimplifiedAdEMAMix),
 }
 
 

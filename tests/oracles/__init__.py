@@ -18,7 +18,11 @@ from oracles import (
     adaptive,
     descendants,
     descent,
+    kronecker,
     layerwise,
+    learning_rate_free,
+    matrices,
+    matrices_low_rank,
     transforms,
     trees,
 )
@@ -28,7 +32,11 @@ ORACLES: dict[str, Callable] = {
     **adaptive.ORACLES,
     **descendants.ORACLES,
     **descent.ORACLES,
+    **kronecker.ORACLES,
     **layerwise.ORACLES,
+    **learning_rate_free.ORACLES,
+    **matrices.ORACLES,
+    **matrices_low_rank.ORACLES,
     **transforms.ORACLES,
     **trees.ORACLES,
 }
