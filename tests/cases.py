@@ -407,11 +407,11 @@ VARIANTS = {
     ],
     "Prodigy": [
         {"d0": 0.03, "b1": 0.7, "b2": 0.95, "eps": 0.3, "weight_decay": 0.17},
+        {"d0": 0.003, "b3": 0.8, "d_coef": 30.0, "safeguard_warmup": True},
         {
             "learning_rate": 0.3,
             "d0": 0.003,
-            "b3": 0.8,
-            "d_coef": 1.7,
+            "d_coef": 17.0,
             "growth_rate": 1.3,
             "bias_correction": False,
             "safeguard_warmup": True,
@@ -421,21 +421,25 @@ VARIANTS = {
     ],
     "DAdaptSGD": [
         {"learning_rate": 0.7, "momentum": 0.6, "d0": 0.03},
-        {"d0": 0.003, "growth_rate": 1.3},
+        {"learning_rate": 7.0, "d0": 0.3, "growth_rate": 1.03},
     ],
     "DAdaptAdam": [
         {"d0": 0.03, "b1": 0.7, "b2": 0.95, "eps": 0.3, "weight_decay": 0.17},
         {
-            "learning_rate": 0.3,
-            "d0": 0.003,
-            "b2": 0.8,
-            "growth_rate": 1.03,
+            "learning_rate": 30.0,
+            "d0": 0.3,
+            "b1": 0.5,
+            "b2": 0.6,
+            "growth_rate": 1.001,
             "bias_correction": False,
             "weight_decay": 0.17,
             "decay_where": lambda path, x: x.ndim == 2,
         },
     ],
-    "DAdaptLion": [{"learning_rate": 0.7, "b1": 0.7, "b2": 0.8, "d0": 0.03}],
+    "DAdaptLion": [
+        {"learning_rate": 0.7, "b1": 0.7, "b2": 0.8, "d0": 0.03},
+        {"learning_rate": 7.0, "b2": 0.8, "d0": 1.0},
+    ],
     "DoG": [
         {"learning_rate": 0.7, "reps_rel": 0.03, "eps": 0.3},
         {"init_distance": 0.03, "by_layer": True},
