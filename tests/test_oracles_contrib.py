@@ -100,7 +100,8 @@ def optax_muon(params, grads, values, settings):
     decay = settings.pop("weight_decay", 0.0)
     adam_decay = settings.pop("adam_weight_decay", 0.0)
     scale = "shape" if settings.pop("consistent_rms", None) is None else "rms"
-    settings = renamed(settings, beta="momentum", ns_steps="steps")
+    settings = renamed(settings, beta="momentum", ns_steps="iterations")
+    settings = renamed(settings, preconditioning="prescale", adaptive="dual_norm")
     nesterov = settings.get("nesterov", True)
     aux = {"learning_rate": adam_lr, "nesterov": nesterov, **ADAM_STATE}
     settings |= {"aux": aux, "scale": scale, "debias": True}

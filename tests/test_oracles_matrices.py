@@ -31,10 +31,10 @@ def test_msign_keeps_the_vectors_and_makes_the_values_one(g, coefficients):
     np.testing.assert_allclose(turned, np.diag(np.diag(turned)), atol=1e-12)
 
 
-@pytest.mark.parametrize("preconditioning", ["spectral", "aol", "schatten"])
-def test_other_divisors_are_at_least_the_largest_singular_value(preconditioning):
+@pytest.mark.parametrize("prescale", ["spectral", "aol", "schatten"])
+def test_other_divisors_are_at_least_the_largest_singular_value(prescale):
     for g in (WIDE[0], TALL[0]):
-        x = matrices.msign(g, steps=0, preconditioning=preconditioning)
+        x = matrices.msign(g, iterations=0, prescale=prescale)
         assert 0.2 < singular_values(x)[0] < 1 + 1e-6
 
 

@@ -82,27 +82,27 @@ def ema(b, old, new):
 def msign(
     w,
     *,
-    steps=5,
+    iterations=5,
     coefficients="quintic",
     eps=1e-7,
-    preconditioning="frobenius",
+    prescale="frobenius",
 ):
     """Newton-Schulz towards U V^T of w = U S V^T, see `muon`."""
     if w.shape[0] > w.shape[1]:
-        kept = {"steps": steps, "coefficients": coefficients}
-        return msign(w.T, eps=eps, preconditioning=preconditioning, **kept).T
+        kept = {"iterations": iterations, "coefficients": coefficients}
+        return msign(w.T, eps=eps, prescale=prescale, **kept).T
     safety = 1.02 if coefficients == "polar_express" else 1.0
     triples = COEFFICIENTS.get(coefficients, coefficients)
-    if preconditioning == "frobenius":
+    if prescale == "frobenius":
         x = w / (safety * norm(w) + eps)
-    elif preconditioning == "spectral":
+    elif prescale == "spectral":
         x = w / (np.linalg.norm(w, ord=2) + eps)
-    elif preconditioning == "aol":
+    elif prescale == "aol":
         rows = np.maximum(np.sum(np.abs(w @ w.T), axis=1), eps)
         x = w / np.sqrt(rows)[:, None]
-    elif preconditioning == "schatten":
+    elif prescale == "schatten":
         x = w / np.sqrt(max(norm(w @ w.T), eps))
-    for k in range(steps):
+    for k in range(iterations):
         a, b, c = triples[min(k, len(triples) - 1)]
         aa = x @ x.T
         x = a * x + (b * aa + c * aa @ aa) @ x
@@ -139,13 +139,13 @@ def muon(
     *,
     momentum=0.95,
     nesterov=True,
-    steps=5,
+    iterations=5,
     coefficients="quintic",
     scale="shape",
     eps=1e-7,
     debias=False,
-    preconditioning="frobenius",
-    adaptive=False,
+    prescale="frobenius",
+    dual_norm=False,
 ):
     """Jordan 2024, "Muon: an optimizer for hidden layers"; 2502.16982 for "rms".
 
@@ -153,20 +153,20 @@ def muon(
     w = (1 - momentum) g + momentum m, nesterov; else m
     w = (1 - momentum) g / (1 - momentum^t) + momentum m / (1 - momentum^(t+1)),
         else m / (1 - momentum^t), debias: optax
-    X = w / (|w| + eps), transposed while it iterates if it is tall; `steps` times
+    X = w / (|w| + eps), transposed while it iterates if it is tall; `iterations` times
     A = X X^T,  X <- a X + (b A + c A A) X
     u = s X,  s = sqrt(max(1, out / in)), sqrt(out / in), 0.2 sqrt(max(in, out)), 1
 
     Polar Express (arXiv:2505.16932) has a triple for each step, and 1.02 |w| + eps.
     The divisor may be that of optax: the largest singular value, that of each row of
     the "almost orthogonal layer" (arXiv:2512.04632), or of the Schatten 4-norm
-    (arXiv:2506.10935). `adaptive`: u = s <w, X> X, optax.
+    (arXiv:2506.10935). `dual_norm`: u = s <w, X> X, optax.
     torch bounds |w| by eps from below, where eps is added here, as in the first code.
     """
-    kept = {"steps": steps, "coefficients": coefficients, "eps": eps}
+    kept = {"iterations": iterations, "coefficients": coefficients, "eps": eps}
     for w in momenta(gs, momentum, nesterov, debias):
-        x = msign(w, preconditioning=preconditioning, **kept)
-        share = np.sum(w * x) if adaptive else 1.0
+        x = msign(w, prescale=prescale, **kept)
+        share = np.sum(w * x) if dual_norm else 1.0
         yield size(scale, w.shape) * share * x
 
 
@@ -192,7 +192,7 @@ def adamuon(
     momentum=0.95,
     b2=0.95,
     nesterov=False,
-    steps=5,
+    iterations=5,
     coefficients="quintic",
     eps=1e-7,
     eps_v=1e-8,
@@ -210,7 +210,7 @@ def adamuon(
     v = np.zeros(gs[0].shape)
     for w in momenta(gs, momentum, nesterov):
         w = np.sign(w) if sign else w
-        x = msign(w, steps=steps, coefficients=coefficients, eps=eps)
+        x = msign(w, iterations=iterations, coefficients=coefficients, eps=eps)
         v = ema(b2, v, x**2)
         y = x / (np.sqrt(v) + eps_v)
         yield rms * math.sqrt(x.size) * y / norm(y)
@@ -225,7 +225,7 @@ def scion(
     radius=50.0,
     norm="auto",
     constrained=False,
-    steps=5,
+    iterations=5,
     coefficients="quintic",
     eps=1e-8,
 ) -> Steps:
@@ -237,7 +237,7 @@ def scion(
     x <- (1 - learning_rate) x - learning_rate u       constrained
     The code calls alpha the momentum. `norm` and `radius` may be dicts of paths.
     """
-    kept = {"steps": steps, "coefficients": coefficients, "eps": eps}
+    kept = {"iterations": iterations, "coefficients": coefficients, "eps": eps}
 
     def at(value, path):
         return value[path] if isinstance(value, dict) else value
