@@ -165,10 +165,10 @@ TUNED = {
         "AdamAtan2": Tuned(0.5, 0.1, 0.1),
         "StableAdam": Tuned(0.5, 0.005, 0.1),
         "AdaBound": Tuned(0.2, 0.2, 0.1, {"final_rate": 0.01, "gamma": 1e-4}),
-        "ACProp": Tuned(0.01, 0.01, 0.02),
+        "ACProp": Tuned(0.02, 0.01, 0.01, {"b2": 0.9}),
         "Grams": Tuned(0.2, 0.05, 0.1),
         "AdamP": Tuned(0.5, 0.2, 0.1),
-        "SGDP": Tuned(0.05, 0.005, 5.0),
+        "SGDP": Tuned(0.01, 0.002, 1.0),
     },
     "sums of squares": {
         "AdaGrad": Tuned(1.0, 0.5, 2.0),
