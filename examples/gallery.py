@@ -154,6 +154,23 @@ TUNED = {
         "RAdamW": Tuned(0.01, 0.002, 0.5, {"b2": 0.9}),
         "AdaBeliefW": Tuned(0.1, 0.05, 0.1),
     },
+    "Adam's descendants: momentum": {
+        "ADOPT": Tuned(2.0, 1.0, 0.2),
+        "AdEMAMix": Tuned(0.5, 0.1, 0.1),
+        "SimplifiedAdEMAMix": Tuned(0.002, 0.002, 0.01, {"b1": 0.9}),
+        "LaProp": Tuned(1.0, 0.1, 0.1),
+        "MADGRAD": Tuned(0.1, 0.01, 1.0),
+        "Tiger": Tuned(0.002, 0.002, 0.02),
+    },
+    "Adam's descendants: scale": {
+        "AdamAtan2": Tuned(0.5, 0.1, 0.1),
+        "StableAdam": Tuned(0.5, 0.005, 0.1),
+        "AdaBound": Tuned(0.2, 0.2, 0.1, {"final_rate": 0.01, "gamma": 1e-4}),
+        "ACProp": Tuned(0.02, 0.01, 0.01, {"b2": 0.9}),
+        "Grams": Tuned(0.2, 0.05, 0.1),
+        "AdamP": Tuned(0.5, 0.2, 0.1),
+        "SGDP": Tuned(0.01, 0.002, 1.0),
+    },
     "sums of squares": {
         "AdaGrad": Tuned(1.0, 0.5, 2.0),
         "AdaDelta": Tuned(10.0, 1.0, 20.0),
