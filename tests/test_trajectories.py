@@ -29,6 +29,9 @@ import optimjax as oj
 
 STEPS = 12
 RTOL = {64: 1e-10, 32: 1e-5}
+# By default DoG measures ways of 1e-6, of which float32 rounds 6 % away in a parameter
+# of 1. Its odd options go further.
+ONLY_WIDE = {"DoG"}
 
 
 def oracle_of(cls):
@@ -68,7 +71,8 @@ def cases():
             settings = settings | FORETOLD.get(name, {})
             yield pytest.param(cls, settings, "real", 64, id=f"{name}-{n}")
             if n < len(options):
-                yield pytest.param(cls, settings, "real", 32, id=f"{name}-{n}-32")
+                if settings or name not in ONLY_WIDE:
+                    yield pytest.param(cls, settings, "real", 32, id=f"{name}-{n}-32")
                 if cls.complex_ok:
                     yield pytest.param(
                         cls, settings, "complex", 64, id=f"{name}-{n}-complex"

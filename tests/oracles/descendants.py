@@ -143,7 +143,7 @@ def madgrad(
     return each(params, grads, leaf)
 
 
-def adam_atan2(gs, *, learning_rate=1e-3, b1=0.9, b2=0.999, a=1.2732395, b=1.0):
+def adam_atan2(gs, *, learning_rate=1e-3, b1=0.9, b2=0.999, a=4 / np.pi, b=1.0):
     """Everett et al. 2024, arXiv:2407.05872, where it removes epsilon.
 
     step = learning_rate a atan2(m / (1 - b1^t), b sqrt(v / (1 - b2^t)))

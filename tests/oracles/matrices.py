@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from oracles.adam import adam
-from oracles.leaves import Params, Steps, chosen, each, norm, rms
+from oracles.leaves import Params, Steps, abs_sq, chosen, each, norm, rms
 
 QUINTIC = ((3.4445, -4.7750, 2.0315),)
 POLAR_EXPRESS = (
@@ -90,7 +90,7 @@ def msign(
     """Newton-Schulz towards U V^T of w = U S V^T, see `muon`."""
     if w.shape[0] > w.shape[1]:
         kept = {"iterations": iterations, "coefficients": coefficients}
-        return msign(w.T, eps=eps, prescale=prescale, **kept).T
+        return msign(w.conj().T, eps=eps, prescale=prescale, **kept).conj().T
     safety = 1.02 if coefficients == "polar_express" else 1.0
     triples = COEFFICIENTS.get(coefficients, coefficients)
     if prescale == "frobenius":
@@ -98,13 +98,13 @@ def msign(
     elif prescale == "spectral":
         x = w / (np.linalg.norm(w, ord=2) + eps)
     elif prescale == "aol":
-        rows = np.maximum(np.sum(np.abs(w @ w.T), axis=1), eps)
+        rows = np.maximum(np.sum(np.abs(w @ w.conj().T), axis=1), eps)
         x = w / np.sqrt(rows)[:, None]
     elif prescale == "schatten":
-        x = w / np.sqrt(max(norm(w @ w.T), eps))
+        x = w / np.sqrt(max(norm(w @ w.conj().T), eps))
     for k in range(iterations):
         a, b, c = triples[min(k, len(triples) - 1)]
-        aa = x @ x.T
+        aa = x @ x.conj().T
         x = a * x + (b * aa + c * aa @ aa) @ x
     return x
 
@@ -166,7 +166,7 @@ def muon(
     kept = {"iterations": iterations, "coefficients": coefficients, "eps": eps}
     for w in momenta(gs, momentum, nesterov, debias):
         x = msign(w, prescale=prescale, **kept)
-        share = np.sum(w * x) if dual_norm else 1.0
+        share = np.sum(w.conj() * x).real if dual_norm else 1.0
         yield size(scale, w.shape) * share * x
 
 
@@ -181,7 +181,7 @@ def normuon(gs, *, b2=0.95, eps_v=1e-8, scale="shape", **settings):
     """
     v = np.zeros(gs[0].shape[1])
     for x in muon(gs, scale=None, **settings):
-        v = ema(b2, v, np.mean(x**2, axis=0))
+        v = ema(b2, v, np.mean(abs_sq(x), axis=0))
         y = x / (np.sqrt(v) + eps_v)
         yield size(scale, x.shape) * y * norm(x) / norm(y)
 
@@ -211,7 +211,7 @@ def adamuon(
     for w in momenta(gs, momentum, nesterov):
         w = np.sign(w) if sign else w
         x = msign(w, iterations=iterations, coefficients=coefficients, eps=eps)
-        v = ema(b2, v, x**2)
+        v = ema(b2, v, abs_sq(x))
         y = x / (np.sqrt(v) + eps_v)
         yield rms * math.sqrt(x.size) * y / norm(y)
 
