@@ -68,6 +68,42 @@ CONTENDERS = {
     "RMSProp": Contender(lambda r: oj.RMSProp(r), 3e-3),
     "SM3": Contender(lambda r: oj.SM3(r), 0.1),
     "Adafactor": Contender(lambda r: oj.Adafactor(r, min_dim_size_to_factor=32), 0.01),
+    # Adam's descendants
+    "ADOPT": Contender(lambda r: oj.ADOPT(r), 0.01),
+    "AdEMAMix": Contender(lambda r: oj.AdEMAMix(r), 0.01),
+    "SimplifiedAdEMAMix": Contender(lambda r: oj.SimplifiedAdEMAMix(r), 1e-3),
+    "LaProp": Contender(lambda r: oj.LaProp(r), 0.01),
+    "AdamAtan2": Contender(lambda r: oj.AdamAtan2(r), 0.01),
+    "StableAdam": Contender(lambda r: oj.StableAdam(r), 0.01),
+    "AdaBound": Contender(lambda r: oj.AdaBound(r), 0.01),
+    "ACProp": Contender(lambda r: oj.ACProp(r), 0.01),
+    "Grams": Contender(lambda r: oj.Grams(r), 3e-3),
+    "Tiger": Contender(lambda r: oj.Tiger(r), 1e-3),
+    "MADGRAD": Contender(lambda r: oj.MADGRAD(r), 0.03),
+    "AdamP": Contender(lambda r: oj.AdamP(r), 0.01),
+    "SGDP": Contender(lambda r: oj.SGDP(r), 0.03),
+    "MARS(AdamW)": Contender(lambda r: oj.MARS(decaying(oj.AdamW)(r)), 0.01),
+    "Cautious(AdamW)": Contender(lambda r: oj.Cautious(decaying(oj.AdamW)(r)), 0.01),
+    "Decay(Adam, 0.1)": Contender(
+        lambda r: oj.Decay(oj.Adam(r), 0.1, where=oj.matrices), 0.01
+    ),
+    # second order; every estimate costs a gradient and more
+    "AdaHessian": Contender(lambda r: oj.AdaHessian(r), 0.1),
+    "Sophia": Contender(lambda r: oj.Sophia(r), 3e-3),
+    # matrices; with scale="rms" one rate serves them and the rest
+    "Muon": Contender(lambda r: oj.Muon(r, scale="rms", aux=oj.Adam(r)), 0.01),
+    "NorMuon": Contender(lambda r: oj.NorMuon(r, scale="rms", aux=oj.Adam(r)), 0.01),
+    "AdaMuon": Contender(lambda r: oj.AdaMuon(r, aux=oj.Adam(r)), 0.01),
+    # without a learning rate
+    "Prodigy": Contender(lambda r: oj.Prodigy(r), 1.0, tuned=False),
+    "DAdaptAdam": Contender(lambda r: oj.DAdaptAdam(r), 1.0, tuned=False),
+    "DAdaptLion": Contender(lambda r: oj.DAdaptLion(r), 1.0, tuned=False),
+    "DoG": Contender(lambda r: oj.DoG(r), 1.0, tuned=False),
+    "DoWG": Contender(lambda r: oj.DoWG(r), 1.0, tuned=False),
+    "MoMo": Contender(lambda r: oj.MoMo(r), 1.0, tuned=False),
+    "MoMoAdam": Contender(lambda r: oj.MoMoAdam(r), 0.01),
+    "COCOB": Contender(lambda r: oj.COCOB(r), 1.0, tuned=False),
+    "Mechanic(Adam)": Contender(lambda r: oj.Mechanic(oj.Adam(r)), 0.01, tuned=False),
     # averages
     "ScheduleFree": Contender(schedule_free, 0.01, falls=False),
     "Lookahead(Adam)": Contender(lambda r: oj.Lookahead(oj.Adam(r)), 0.01),
