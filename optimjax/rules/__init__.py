@@ -11,12 +11,14 @@ from optimjax.rules import (
     distance,
     dual_averaging,
     factored,
+    kronecker,
     lbfgs,
     learning_rate_free,
     line_search,
     loss_model,
     muon,
     optimistic,
+    psgd,
     sgd,
     sign,
     tangent,
@@ -33,12 +35,14 @@ from optimjax.rules.curvature import *
 from optimjax.rules.distance import *
 from optimjax.rules.dual_averaging import *
 from optimjax.rules.factored import *
+from optimjax.rules.kronecker import *
 from optimjax.rules.lbfgs import *
 from optimjax.rules.learning_rate_free import *
 from optimjax.rules.line_search import *
 from optimjax.rules.loss_model import *
 from optimjax.rules.muon import *
 from optimjax.rules.optimistic import *
+from optimjax.rules.psgd import *
 from optimjax.rules.sgd import *
 from optimjax.rules.sign import *
 from optimjax.rules.tangent import *
@@ -56,12 +60,14 @@ __all__ += dual_averaging.__all__
 __all__ += coin.__all__
 __all__ += distance.__all__
 __all__ += factored.__all__
+__all__ += kronecker.__all__
 __all__ += lbfgs.__all__
 __all__ += learning_rate_free.__all__
 __all__ += line_search.__all__
 __all__ += muon.__all__
 __all__ += loss_model.__all__
 __all__ += optimistic.__all__
+__all__ += psgd.__all__
 __all__ += sgd.__all__
 __all__ += sign.__all__
 __all__ += tangent.__all__
