@@ -56,7 +56,7 @@ class AdamMini(LeafRule):
     >>> g = {"w": jnp.array([[-0.1, 2.0], [0.3, -4.0]]), "b": jnp.array([0.2, 0.5])}
     >>> state, steps = mini.apply(state, x, g)
     >>> steps["w"].tolist(), steps["b"].tolist()
-    ([[0.0, 0.0], [0.0, 0.0]], [0.0, 0.0])
+    ([[0.03172, -0.01367], [0.1087, -0.07461]], [0.07921, 0.09944])
     """
 
     learning_rate: Hyper = 1e-3

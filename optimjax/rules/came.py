@@ -70,7 +70,7 @@ class CAME(LeafRule):
     >>> g = {"w": jnp.array([[-0.1, 2.0], [0.3, -4.0]]), "b": jnp.array([0.2, 0.5])}
     >>> state, steps = came.apply(state, x, g)
     >>> steps["w"].tolist(), steps["b"].tolist()
-    ([[0.0, 0.0], [0.0, 0.0]], [0.0, 0.0])
+    ([[0.07663, 0.3763], [1.447, -0.9209]], [0.01596, 0.02131])
     """
 
     learning_rate: Hyper = 2e-4

@@ -63,7 +63,7 @@ class Dion(MatrixRule):
     >>> g = {"w": jnp.array([[-0.1, 2.0], [0.3, -4.0]])}
     >>> state, steps = dion.apply(state, x, g)
     >>> steps["w"].tolist()
-    [[0.0, 0.0], [0.0, 0.0]]
+    [[0.01260, -0.01982], [0.05214, -0.08204]]
     """
 
     shaped: ClassVar = ("m",)

@@ -134,7 +134,7 @@ class GaLore(LowRank):
     >>> g = {"w": jnp.array([[-0.1, 2.0], [0.3, -4.0]])}
     >>> state, steps = galore.apply(state, x, g)
     >>> steps["w"].tolist()
-    [[0.0, 0.0], [0.0, 0.0]]
+    [[0.01252, -0.003345], [-0.0001524, 0.00004074]]
     """
 
     ranges: ClassVar = {"scale": (0.0, math.inf, False)}
@@ -186,7 +186,7 @@ class Fira(LowRank):
     >>> g = {"w": jnp.array([[-0.1, 2.0], [0.3, -4.0]])}
     >>> state, steps = fira.apply(state, x, g)
     >>> steps["w"].tolist()
-    [[0.0, 0.0], [0.0, 0.0]]
+    [[0.05182, -0.01370], [0.1437, -0.02581]]
     """
 
     ranges: ClassVar = {
@@ -246,7 +246,7 @@ class APOLLO(LowRank):
     >>> g = {"w": jnp.array([[-0.1, 2.0], [0.3, -4.0]])}
     >>> state, steps = apollo.apply(state, x, g)
     >>> steps["w"].tolist()
-    [[0.0, 0.0], [0.0, 0.0]]
+    [[-0.02678, 0.01126], [0.08034, -0.02252]]
     """
 
     ranges: ClassVar = Fira.ranges
@@ -293,8 +293,8 @@ def first_vectors(g: Array, rank: int) -> Array:
 
 
 def lengths(x: Array) -> Array:
-    """Euclidean norm of each column."""
-    return root(jnp.sum(abs_sq(x), axis=0))
+    """Euclidean norm of each column, (1, columns)."""
+    return root(jnp.sum(abs_sq(x), axis=0, keepdims=True))
 
 
 def zero_length(x: Array) -> Array:
