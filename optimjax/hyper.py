@@ -23,6 +23,7 @@ __all__ = ["Hyper", "by_path"]
 HYPER = "hyperparameter: data, traced"
 WHERE = "selection of slots: structure, static"
 AXES = "axes of matrices: structure, static"
+OPTION = "option that may differ by path: structure, static"
 Hyper: TypeAlias = Annotated[Any, HYPER]
 
 # Name -> (lowest, highest, is the highest excluded). A rule whose own range differs
@@ -370,4 +371,16 @@ def axes_field(axes: Any, owner: str) -> PerPath | None:
     raise TypeError(
         f"{owner} is {axes!r}, expected Axes(...), a dict {{glob: Axes(...)}} or a "
         "function of (path, leaf) that returns one."
+    )
+
+
+def option_field(value: Any, default: Any) -> Any:
+    """An option of a rule that may differ by path: itself, or a static choice.
+
+    Slots that no glob of a dict matches take the default.
+    """
+    if isinstance(value, Mapping):
+        return PerPath({"*": default, **value})
+    return (
+        PerPath(value) if callable(value) and not isinstance(value, PerPath) else value
     )

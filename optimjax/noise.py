@@ -2,12 +2,13 @@
 
 import dataclasses
 import zlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from optimjax.arrays import cast
 from optimjax.hyper import Hyper
@@ -74,3 +75,9 @@ class Noisy(Keyed):
         # Drawn in float32 always: float64 would be other numbers, not more digits.
         unit = cast(jax.random.normal(here, x.shape, jnp.float32), x.dtype)
         return state, jnp.sqrt(self.eta / t**self.gamma) * unit
+
+
+def normal(seed: int, n: Any, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+    """The n-th draw of a generator: Gaussian numbers that depend on no path."""
+    key = jax.random.fold_in(jax.random.key(seed, impl=THREEFRY), n)
+    return cast(jax.random.normal(key, shape, jnp.float32), dtype)

@@ -14,6 +14,7 @@ from optimjax.axes import Axes
 from optimjax.hyper import (
     AXES,
     HYPER,
+    OPTION,
     RANGES,
     WHERE,
     ByPath,
@@ -23,6 +24,7 @@ from optimjax.hyper import (
     canonical,
     check_range,
     evaluate,
+    option_field,
     register_fields,
     spelled,
     where_field,
@@ -36,6 +38,7 @@ Places: TypeAlias = Mapping[Path, Mapping[Path, Any]]
 Part: TypeAlias = tuple["Rule", PyTree, Any]  # and the paths of its slots
 Selection: TypeAlias = typing.Annotated[Any, WHERE]
 AxesOf: TypeAlias = typing.Annotated[Any, AXES]
+Option: TypeAlias = typing.Annotated[Any, OPTION]
 R = TypeVar("R", bound="Rule")
 
 
@@ -103,7 +106,7 @@ def _named_arguments(init: Any) -> Any:
 
 
 def _kind(hint: Any) -> str:
-    """What a field is: "hyper", "where", "axes", "rule" or "static"."""
+    """What a field is: "hyper", "where", "axes", "option", "rule" or "static"."""
     parts = list(_parts(hint))
     notes = [note for p in parts for note in getattr(p, "__metadata__", ())]
     if HYPER in notes:
@@ -112,6 +115,8 @@ def _kind(hint: Any) -> str:
         return "where"
     if AXES in notes:
         return "axes"
+    if OPTION in notes:
+        return "option"
     holds_rules = any(isinstance(p, type) and issubclass(p, Rule) for p in parts)
     return "rule" if holds_rules else "static"
 
@@ -240,6 +245,8 @@ class Rule:
                 value = where_field(value, owner)
             elif kind == "axes":
                 value = axes_field(value, owner)
+            elif kind == "option":
+                value = option_field(value, getattr(type(self), field))
             elif kind == "rule":
                 for inner in jax.tree.leaves(value, is_leaf=lambda x: not _holds(x)):
                     if not is_rule(inner):
@@ -317,7 +324,7 @@ class Rule:
 
         def at(path: Path, leaf: Any) -> Self:
             chosen = self._choices(path, leaf)
-            plain = (bool, float, Axes)
+            plain = (bool, int, float, str, Axes)
             key = tuple(v if type(v) in plain else id(v) for v in chosen.values())
             if key not in made:  # what is chosen stays alive, so its id is its own
                 made[key] = self.with_fields(**chosen), chosen
@@ -333,8 +340,12 @@ class Rule:
                 chosen[name] = value.at(path, leaf, owner)
             elif self._kinds.get(name) == "where":
                 chosen[name] = value is None or bool(value(path, leaf, owner))
-            elif self._kinds.get(name) == "axes":
-                chosen[name] = Axes() if value is None else value(path, leaf, owner)
+            elif self._kinds.get(name) == "axes" and value is not None:
+                chosen[name] = value(path, leaf, owner)
+            elif self._kinds.get(name) == "axes" and name not in self._optional:
+                chosen[name] = Axes()
+            elif self._kinds.get(name) == "option" and isinstance(value, PerPath):
+                chosen[name] = value(path, leaf, owner)
         return chosen
 
     def bind(self, places: Places) -> Self:

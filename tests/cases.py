@@ -90,6 +90,35 @@ SETTINGS = {
     # With noise, but not so much that steps go uphill.
     "PrivateGradients": [{"max_norm": 3.3, "noise_multiplier": 0.01, "seed": 3}],
     "DoG": [{"reps_rel": 0.03, "by_layer": True}],
+    "Dion": [{"learning_rate": 0.07, "momentum": 0.7, "rank": 2, "seed": 3}],
+    "Scion": [
+        {
+            "learning_rate": 0.11,
+            "alpha": 0.3,
+            "radius": 2.0,
+            "norm": lambda path, x: "rows" if x.ndim == 2 else "auto",
+            "constrained": True,
+            "eps": 0.03,
+        }
+    ],
+    "GaLore": [{"learning_rate": 0.3, "rank": 2, "every": 5, "side": "longer"}],
+    "Fira": [{"learning_rate": 0.07, "rank": 2, "every": 5, "scale": 0.6}],
+    "APOLLO": [
+        {
+            "learning_rate": 0.07,
+            "rank": 1,
+            "every": 5,
+            "scale": 1.7,
+            "by": "array",
+            "seed": 3,
+        }
+    ],
+    "AdamMini": [
+        {
+            "learning_rate": 0.11,
+            "blocks": lambda path, x: 2 if x.ndim == 2 else "elements",
+        }
+    ],
     # Without a line search, and with steps that float32 can tell from nothing.
     "LBFGS": [
         {
@@ -405,6 +434,63 @@ VARIANTS = {
             "weight_decay": 0.17,
             "nesterov": True,
         },
+    "Dion": [{"learning_rate": 0.07, "rank": 0.5, "momentum": 0.7, "eps": 0.7}],
+    "Scion": [
+        {"learning_rate": 0.11, "radius": 0.7, "eps": 0.7},
+        {
+            "learning_rate": 0.11,
+            "radius": 0.7,
+            "norm": lambda path, x: "columns" if x.ndim == 2 else "auto",
+            "eps": 0.7,
+        },
+        {
+            "learning_rate": 0.11,
+            "radius": 0.7,
+            "norm": lambda path, x: "sign" if x.ndim == 2 else "auto",
+            "iterations": 3,
+        },
+    ],
+    "GaLore": [
+        {
+            "learning_rate": 0.3,
+            "rank": 2,
+            "every": 3,
+            "scale": 0.6,
+            "b1": 0.7,
+            "b2": 0.95,
+            "eps": 0.03,
+        }
+    ],
+    "Fira": [
+        {
+            "learning_rate": 0.11,
+            "rank": 2,
+            "every": 3,
+            "b1": 0.7,
+            "b2": 0.95,
+            "eps": 0.03,
+            "max_growth": 1.3,
+        }
+    ],
+    "APOLLO": [
+        {
+            "learning_rate": 0.11,
+            "rank": 2,
+            "every": 3,
+            "b1": 0.7,
+            "b2": 0.95,
+            "eps": 0.03,
+            "max_growth": 1.3,
+        }
+    ],
+    "AdamMini": [
+        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.03},
+        {"learning_rate": 0.11, "blocks": "inputs"},
+        {"learning_rate": 0.11, "blocks": "array"},
+    ],
+    "CAME": [
+        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "b3": 0.8, "eps": 0.02},
+        {"learning_rate": 0.07, "eps_instability": 0.3, "clipping_threshold": 0.6},
     ],
     "PolyakSGD": [
         {"max_learning_rate": 0.11, "scaling": 0.6, "f_min": 0.3, "eps": 0.7},

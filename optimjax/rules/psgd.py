@@ -99,7 +99,9 @@ class PSGDKron(Kronecker):
 
     def init_matrix(self, x):
         def factor(n: int) -> Array:
-            one = jnp.ones(n, x.dtype) if n > self.max_dim else jnp.eye(n, dtype=x.dtype)
+            one = (
+                jnp.ones(n, x.dtype) if n > self.max_dim else jnp.eye(n, dtype=x.dtype)
+            )
             return jnp.sqrt(self.init_scale) * one
 
         return Factors(zeros_like(x), *map(factor, x.shape))

@@ -1,0 +1,75 @@
+"""Arrays read as matrices by rules that take any array, those of one axis included."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import Array
+
+from optimjax.axes import Axes
+
+__all__ = []
+
+
+def has_inputs(axes: Axes, shape: tuple[int, ...]) -> bool:
+    """Whether an array is matrices: axes are left that are not of outputs or batch.
+
+    Raises: ValueError if it is to be split, or has two axes or more, and lacks one.
+    """
+    return len(_reading(axes, shape)[1]) == len(shape)
+
+
+def blocks(axes: Axes, x: Array) -> list[Array]:
+    """`x` as blocks of equal matrices, each (matrices, inputs, outputs).
+
+    An array without inputs, such as a bias, is a matrix of one input.
+    """
+    read, shape = _reading(axes, x.shape)
+    return read.matrices(x.reshape(shape))
+
+
+def joined(axes: Axes, parts: list[Array], like: Array) -> Array:
+    """What `blocks` took apart, put together again."""
+    read, shape = _reading(axes, like.shape)
+    return read.array(parts, shape).reshape(like.shape)
+
+
+def each_matrix(axes: Axes, function: Callable[..., Array], *arrays: Array) -> Array:
+    """What `function` makes of each matrix of arrays that are alike, in their shape."""
+    several = zip(*(blocks(axes, x) for x in arrays), strict=True)
+    made = [jax.vmap(function)(*each) for each in several]
+    return joined(axes, made, arrays[0])
+
+
+def apart(axes: Axes, function: Callable[..., Array], *arrays: Array) -> Array:
+    """`function` of whole arrays, or, if `axes` tells several in one, of each."""
+    if axes.batch == () and axes.split is None:
+        return function(*arrays)  # left in shape: a mesh may have it in parts
+    return each_matrix(axes, function, *arrays)
+
+
+def _reading(axes: Axes, shape: tuple[int, ...]) -> tuple[Axes, tuple[int, ...]]:
+    """Axes counted from the first, and a shape that leaves inputs and outputs."""
+
+    def present(wanted: Any) -> tuple[int, ...]:
+        wanted = (wanted,) if isinstance(wanted, int) else wanted
+        absent = [axis for axis in wanted if not -len(shape) <= axis < len(shape)]
+        if absent:
+            raise ValueError(
+                f"axes: shape {shape}, which has no axis {absent[0]} of {axes}. Give "
+                "such arrays other axes: a dict {glob: Axes(...)}."
+            )
+        return tuple(axis % len(shape) for axis in wanted)
+
+    batch, split = present(axes.batch), axes.split
+    if split is not None:
+        split = (*present(split[0]), split[1])
+    if len(shape) < 2:
+        outputs = tuple(axis for axis in range(len(shape)) if axis not in batch)
+    else:
+        outputs = present(axes.outputs)
+    missing = len(outputs) + len(batch) == len(shape), not outputs
+    read = Axes(outputs or (len(shape),), batch, split)
+    wide = (*shape, *[1] * sum(missing))
+    read.check(wide)
+    return read, wide
