@@ -434,6 +434,7 @@ VARIANTS = {
             "weight_decay": 0.17,
             "nesterov": True,
         },
+    ],
     "Dion": [{"learning_rate": 0.07, "rank": 0.5, "momentum": 0.7, "eps": 0.7}],
     "Scion": [
         {"learning_rate": 0.11, "radius": 0.7, "eps": 0.7},
