@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import SETTINGS, VARIANTS, arithmetic_rules
+from cases import ELSEWHERE, SETTINGS, VARIANTS, arithmetic_rules
 from oracles import FORETOLD, ORACLES
 from oracles.descent import averaged
 from recordings import (
@@ -155,6 +155,12 @@ def check_oracle(rule, settings, kind, bits):
         got = train(rule, params, grads, values)
     for path, x in params.items():
         assert got[-1][path].dtype == x.dtype
+    if bits == 32:  # 1 - 0.9999 is another number there, by 2e-4
+        unseen = UNSEEN.get(type(rule).__name__, ())
+        numbers = {n: h for n, h in rule.hypers().items() if n not in unseen}
+        settings = settings | {
+            n: float(np.float32(h)) for n, h in numbers.items() if isinstance(h, float)
+        }
     expected = foretell(rule, settings, params, grads, values)
     eps = np.finfo(f"float{bits}").eps
     # Quasi-Newton steps magnify the rounding of gradients that nearly cancel.
@@ -179,7 +185,7 @@ def test_rules_are_found():
     assert {"SGD", "Adam", "AdamW", "ClipByGlobalNorm", "Identity"} <= names
     assert not names & {"Rule", "LeafRule", "Chain", "Partition", "Wrapper"}
     assert set(ORACLES) <= names, "an oracle belongs to no rule"
-    assert {*SETTINGS, *VARIANTS} <= names, "odd options belong to no rule"
+    assert {*SETTINGS, *VARIANTS} <= names | ELSEWHERE, "odd options belong to no rule"
 
 
 def test_a_rule_without_an_oracle_fails():

@@ -235,18 +235,21 @@ def scion(
     u = radius lmo(d), see `linear_minimiser`
     x <- x - learning_rate u                           unconstrained
     x <- (1 - learning_rate) x - learning_rate u       constrained
-    The code calls alpha the momentum. `norm` and `radius` may be dicts of paths.
+    The code calls alpha the momentum. `norm` and `radius` may be dicts of paths,
+    or functions of (path, array).
     """
     kept = {"iterations": iterations, "coefficients": coefficients, "eps": eps}
 
-    def at(value, path):
+    def at(value, path, x):
+        if callable(value):
+            return value(path, x)
         return value[path] if isinstance(value, dict) else value
 
     def leaf(path, x, gs):
         d, keep = 0 * x, 1 - learning_rate if constrained else 1.0
         for g in gs:
             d = ema(1 - alpha, d, g)
-            u = at(radius, path) * linear_minimiser(d, at(norm, path), **kept)
+            u = at(radius, path, x) * linear_minimiser(d, at(norm, path, x), **kept)
             x = keep * x - learning_rate * u
             yield x
 
@@ -270,7 +273,7 @@ def linear_minimiser(d, kind, *, eps, **kept):
         return math.sqrt(n_out / n_in) * msign(d, eps=eps, **kept)
     if kind == "sign":
         return np.sign(d) / n_in
-    length = np.sqrt(np.sum(d**2, axis=0 if kind == "rows" else 1, keepdims=True))
+    length = np.sqrt(np.sum(abs_sq(d), axis=0 if kind == "rows" else 1, keepdims=True))
     if kind == "rows":
         return d / (length * math.sqrt(n_in) + eps)
     return d / (length / math.sqrt(n_out) + eps)

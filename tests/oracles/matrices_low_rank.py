@@ -38,18 +38,19 @@ def dion(gs, *, momentum=0.95, rank=1.0, eps=1e-8, seed=0, start=None):
     q = draw(seed, 0, (n_in, min(r, shorter))) if start is None else start
     for g in gs:
         m = m + g
-        p = np.linalg.qr(m.T @ q)[0]
+        p = np.linalg.qr(m.conj().T @ q)[0]
         right = m @ p
-        m = m - (1 - momentum) * right @ p.T
-        q = right / (np.sqrt(np.sum(right**2, axis=0)) + eps)
-        yield math.sqrt(n_out / n_in) * q @ p.T
+        m = m - (1 - momentum) * right @ p.conj().T
+        q = right / (np.sqrt(np.sum(abs_sq(right), axis=0)) + eps)
+        yield math.sqrt(n_out / n_in) * q @ p.conj().T
 
 
 def singular_vectors(g, rank):
     """The first left ones, in columns; the largest entry of each is positive."""
     u = np.linalg.svd(g, full_matrices=False)[0][:, :rank]
     largest = np.argmax(np.abs(u), axis=0)
-    return u * np.sign(u[largest, np.arange(u.shape[1])])
+    top = u[largest, np.arange(u.shape[1])]
+    return u * top.conj() / np.abs(top)
 
 
 def projections(gs, rank, every):
@@ -89,11 +90,11 @@ def galore(
     if along(side, gs):
         settings = {"rank": rank, "every": every, "scale": scale, "inner": inner}
         settings |= {"b1": b1, "b2": b2, "eps": eps}
-        for u in galore([g.T for g in gs], side=side, **settings):
-            yield u.T
+        for u in galore([g.conj().T for g in gs], side=side, **settings):
+            yield u.conj().T
         return
     ps = list(projections(gs, rank, every))
-    low = [p.T @ g for p, g in zip(ps, gs, strict=True)]
+    low = [p.conj().T @ g for p, g in zip(ps, gs, strict=True)]
     ns = directions(low, b1=b1, b2=b2, eps=eps) if inner is None else inner(low)
     for p, n in zip(ps, ns, strict=True):
         yield scale * p @ n
@@ -135,15 +136,15 @@ def fira(
     if n_out < n_in:
         settings = {"rank": rank, "every": every, "scale": scale, "b1": b1, "b2": b2}
         settings |= {"eps": eps, "max_growth": max_growth}
-        for u in fira([g.T for g in gs], **settings):
-            yield u.T
+        for u in fira([g.conj().T for g in gs], **settings):
+            yield u.conj().T
         return
     ps = list(projections(gs, rank, every))
-    low = [p.T @ g for p, g in zip(ps, gs, strict=True)]
+    low = [p.conj().T @ g for p, g in zip(ps, gs, strict=True)]
     ns = list(directions(low, b1=b1, b2=b2, eps=eps))
     rests = []
     for g, p, r, n in zip(gs, ps, low, ns, strict=True):
-        lengths = [np.sqrt(np.sum(array**2, axis=0)) for array in (n, r)]
+        lengths = [np.sqrt(np.sum(abs_sq(array), axis=0)) for array in (n, r)]
         rests.append((g - p @ r) * lengths[0] / (lengths[1] + 1e-8))
     for p, n, s in zip(ps, ns, limited(rests, max_growth), strict=True):
         yield scale * p @ n + s
@@ -176,19 +177,19 @@ def apollo(
     if n_out < n_in:
         settings = {"rank": rank, "every": every, "scale": scale, "b1": b1, "b2": b2}
         settings |= {"eps": eps, "by": by, "max_growth": max_growth, "seed": seed}
-        for u in apollo([g.T for g in gs], probes=probes, **settings):
-            yield u.T
+        for u in apollo([g.conj().T for g in gs], probes=probes, **settings):
+            yield u.conj().T
         return
     low, r = [], min(rank, n_in)
     for n, g in enumerate(gs):
         k = n // every
         p = draw(seed, k, (n_in, r)) if probes is None else probes[k]
-        low.append(p.T @ g / math.sqrt(r))
+        low.append(p.conj().T @ g / math.sqrt(r))
     updates = []
     ns = directions(low, b1=b1, b2=b2, eps=eps)
     axis = 0 if by == "channel" else None
     for g, r, n in zip(gs, low, ns, strict=True):
-        top, bottom = (np.sqrt(np.sum(array**2, axis=axis)) for array in (n, r))
+        top, bottom = (np.sqrt(np.sum(abs_sq(array), axis=axis)) for array in (n, r))
         updates.append(math.sqrt(scale) * g * top / (bottom + 1e-8))
     yield from limited(updates, max_growth)
 
@@ -227,7 +228,8 @@ def adam_mini(
     """
 
     def leaf(path, x, gs):
-        kind = blocks[path] if isinstance(blocks, dict) else blocks
+        kind = blocks(path, x) if callable(blocks) else blocks
+        kind = kind[path] if isinstance(kind, dict) else kind
         m, v = 0 * x, np.zeros(x.shape)
         for t, g in enumerate(gs, 1):
             m, v = ema(b1, m, g), ema(b2, v, block_means(abs_sq(g), kind))
