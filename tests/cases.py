@@ -435,6 +435,41 @@ VARIANTS = {
             "nesterov": True,
         },
     ],
+    "SOAP": [
+        {"learning_rate": 0.07, "b1": 0.8, "b2": 0.7, "eps": 0.05, "every": 3},
+        {"learning_rate": 0.07, "shampoo_decay": 0.6, "eps": 0.05, "every": 2},
+        {"learning_rate": 0.07, "one_sided": True, "bias_correction": False},
+        {"max_dim": 3, "every": 4},
+    ],
+    "Shampoo": [
+        {
+            "learning_rate": 0.07,
+            "b1": 0.7,
+            "b2": 0.8,
+            "eps": 0.05,
+            "start": 2,
+            "graft_eps": 0.05,
+        },
+        {"eps": 0.05, "start": 0, "every": 3, "graft": "adagrad", "nesterov": False},
+        {"graft": None, "block_size": 2, "start": 0, "eps": 0.05, "b2": 0.9},
+        {"graft": "sgd", "eps": 0.05, "start": 1, "b2": 0.9},
+    ],
+    "SPlus": [
+        {"learning_rate": 0.07, "b1": 0.7, "b2": 0.8, "every": 3},
+        {"learning_rate": 0.07, "b1": 0.7, "b2": 0.8, "every": 2, "max_dim": 3},
+    ],
+    "PSGDKron": [
+        {
+            "learning_rate": 0.07,
+            "b1": 0.7,
+            "precond_rate": 0.2,
+            "max_rms": 0.9,
+            "update_probability": 0.5,
+            "balance_probability": 0.5,
+            "init_scale": 0.5,
+        },
+        {"max_dim": 3, "momentum_into": False, "init_scale": 0.5},
+    ],
     "Dion": [{"learning_rate": 0.07, "rank": 0.5, "momentum": 0.7, "eps": 0.7}],
     "Scion": [
         {"learning_rate": 0.11, "radius": 0.7, "eps": 0.7},

@@ -147,7 +147,7 @@ def test_first_steps_by_hand():
         "SimplifiedAdEMAMix": 1e-3 * 0.5 / (0.5 + 1e-8),
         "LaProp": 4e-4,
         "MADGRAD": 0.1 * 0.010001 * 0.5 / ((0.010001 * 0.25) ** (1 / 3) + 1e-6),
-        "AdamAtan2": 1e-3 * 1.2732395 * np.pi / 4,
+        "AdamAtan2": 1e-3,
         "StableAdam": 1e-3 * 0.5 / (0.5 + 1e-8),
         # 1e-3 / (0.5 + ...) is far below the upper bound, and above 1e-4, the lower.
         "AdaBound": 1e-3 * np.sqrt(1e-3) / 0.1 / (np.sqrt(2.5e-4) + 1e-8) * 0.05,

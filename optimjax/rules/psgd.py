@@ -150,7 +150,8 @@ class PSGDKron(Kronecker):
 
 
 def happens(key: Array, probability: Any) -> Array:
-    return jax.random.uniform(key, (), jnp.float32) < probability
+    drawn = jax.random.uniform(key, (), jnp.float32)
+    return cast(drawn, probability.dtype) < probability
 
 
 def times(q: Array, x: Array, transposed: bool = False) -> Array:
