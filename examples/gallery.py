@@ -45,11 +45,11 @@ MINIMA = {"bowl": (1.0, 0.5), "valley": (1.0, 1.0)}
 
 def landscape(model, valley):
     """The loss, the valley's or the bowl's; and the point, which makes the path."""
-    a, b = model["x"]
+    a, b = x = model["x"].reshape(2)
     rosenbrock = (1 - a) ** 2 + 100 * (b - a**2) ** 2
     along, across = turned(a - 1.0, b - 0.5)
     bowl = 0.5 * along**2 + 50 * across**2  # condition number 100
-    return jnp.where(valley, rosenbrock, bowl), model["x"]
+    return jnp.where(valley, rosenbrock, bowl), x
 
 
 def turned(a, b):
@@ -178,13 +178,22 @@ TUNED = {
         "SM3": Tuned(2.0, 3.0, 1.0),
         "Adafactor": Tuned(0.1, 0.02, 0.1, {"min_dim_size_to_factor": 2}),
     },
+    "matrices": {
+        "Muon": Tuned(0.002, 0.005, 0.1),
+        "NorMuon": Tuned(0.002, 0.01, 0.1),
+        "AdaMuon": Tuned(0.01, 0.01, 0.1),
+        "SOAP": Tuned(0.002, 0.005, 0.2),
+        "Shampoo": Tuned(0.01, 0.005, 0.005),
+        "SPlus": Tuned(0.001, 0.05, 2.0, {"every": 10}),
+        "PSGDKron": Tuned(0.002, 0.002, 0.05),
+        "Dion": Tuned(0.001, 0.001, 0.2),
+        "Scion": Tuned(0.002, 0.001, 0.2, {"radius": 1.0}),
+    },
     "low rank and blocks": {
-        "Dion": Tuned(0.02, 0.02, 0.05, {"aux": oj.Adam(0.05)}),
-        "Scion": Tuned(0.02, 0.005, 0.02, {"radius": 1.0}),
-        "GaLore": Tuned(0.1, 0.1, 0.3, {"every": 20, "aux": oj.Adam(0.05)}),
-        "Fira": Tuned(0.1, 0.1, 0.1, {"every": 20, "aux": oj.Adam(0.05)}),
-        "APOLLO": Tuned(0.1, 0.1, 0.1, {"every": 20, "aux": oj.Adam(0.05)}),
-        "AdamMini": Tuned(0.1, 0.05, 0.1),
+        "GaLore": Tuned(1.0, 2.0, 1.0, {"every": 20}),
+        "Fira": Tuned(0.5, 0.2, 0.2, {"every": 20}),
+        "APOLLO": Tuned(0.5, 0.2, 0.5, {"every": 20}),
+        "AdamMini": Tuned(0.5, 0.1, 1.0),
         "CAME": Tuned(0.1, 0.05, 0.1),
     },
     "changes of the gradient": {
@@ -254,7 +263,9 @@ def cross(name):
     runs = {}
     for problem in ("bowl", "valley"):
         rule, steps = build(name, problem)
-        model = {"x": jnp.array(START)}
+        # A matrix rule is shown a matrix: one input, two outputs.
+        matrix = issubclass(type(rule), oj.MatrixRule)
+        model = {"x": jnp.array(START[None] if matrix else START)}
         valley = jnp.full(steps, problem == "valley")
         state = oj.setup(rule, model)
         _, model, (losses, path) = step.scan(state, model, valley)

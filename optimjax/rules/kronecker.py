@@ -223,7 +223,7 @@ class Shampoo(Kronecker):
 
         left  <- b2 * left  + w * g g^T                   w = 1 - b2; 1 if b2 is 1
         right <- b2 * right + w * g^T g
-        p      = (left + eps * max(left) * 1)^(-1/4) g (right + eps * max(right) * 1)^(-1/4)
+        p      = root(left) g root(right),   root(s) = (s + eps * max(s) * 1)^(-1/4)
         p      = d in the first `start` steps
         m     <- b1 * m + p * |d| / |p|
         step   = learning_rate * (p * |d| / |p| + b1 * m if nesterov else m)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from optimjax.arrays import alike, cast_like, widen
+from optimjax.arrays import alike, cast_like, parted, whole, widen
 from optimjax.axes import hidden_matrices
 from optimjax.leaf import LeafRule, LeafState, in_compute_dtype
 from optimjax.nested import Around
@@ -52,7 +52,9 @@ class MatrixRule(LeafRule):
     State: `own`, a `LeafState` of the matrices; `inner`, the state of `aux`.
     Raises: ValueError for a slot that is chosen, but has no matrix.
 
-    (Inside a `shard_map` a matrix has to be whole on each device.)
+    (Inside a `shard_map` a matrix has to be whole on each device. Where the axes of a
+    mesh are explicit, parameters and state lie in parts, and each device has a whole
+    stack of matrices while it computes.)
 
     >>> import jax.numpy as jnp
     >>> import optimjax as oj
@@ -83,7 +85,7 @@ class MatrixRule(LeafRule):
     axes: AxesOf = dataclasses.field(default=None, kw_only=True)
 
     def init_matrix(self, x: Array) -> PyTree:
-        """The state of one matrix."""
+        """The state of one matrix. Args: `x`, zeros of its shape and dtype."""
         raise NotImplementedError(f"{type(self).__name__} has no init_matrix")
 
     def apply_matrix(
@@ -146,7 +148,17 @@ class MatrixRule(LeafRule):
         return Around(self.aux.init(rest), own)
 
     def init_leaf(self, x: Array) -> PyTree:
-        states = [jax.vmap(self.init_matrix)(block) for block in self.axes.matrices(x)]
+        states = []
+        for count, inputs, outputs in self.axes.blocks(x.shape):
+            one = self.init_matrix(jnp.zeros((inputs, outputs), x.dtype))
+            states.append(
+                jax.tree.map(
+                    lambda leaf, count=count: jnp.broadcast_to(
+                        leaf, (count, *leaf.shape)
+                    ),
+                    one,
+                )
+            )
         return self._kept(states, x)
 
     def _kept(self, states: list[Any], x: Any) -> PyTree:
@@ -270,7 +282,8 @@ def _apply_stack(
     rule: Any, t: Array, xs: list[Array], gs: list[Array], kept: list[PyTree]
 ) -> tuple[list[PyTree], list[Array]]:
     """New states and steps of slots that are alike, as one stack of matrices."""
-    axes, shape = rule.axes, xs[0].shape
+    axes, shape, like = rule.axes, xs[0].shape, xs
+    xs, gs, kept = jax.tree.map(whole, (xs, gs, kept))
     x_blocks = list(zip(*map(axes.matrices, xs), strict=True))
     g_blocks = list(zip(*map(axes.matrices, gs), strict=True))
     states = [rule._states(k, x, len(x_blocks)) for k, x in zip(kept, xs, strict=True)]
@@ -290,7 +303,16 @@ def _apply_stack(
             mine = slice(j * n, (j + 1) * n)
             new[j].append(jax.tree.map(lambda leaf, mine=mine: leaf[mine], state))
             steps[j].append(step[mine])
+    new_kept = [rule._kept(made, x) for made, x in zip(new, xs, strict=True)]
     return (
-        [rule._kept(made, x) for made, x in zip(new, xs, strict=True)],
-        [axes.array(made, shape) for made in steps],
+        [
+            jax.tree.map(
+                lambda leaf, x=x: parted(leaf, x) if leaf.shape == x.shape else leaf, k
+            )
+            for k, x in zip(new_kept, like, strict=True)
+        ],
+        [
+            parted(axes.array(made, shape), x)
+            for made, x in zip(steps, like, strict=True)
+        ],
     )

@@ -41,10 +41,10 @@ class PSGDKron(Kronecker):
 
         A  = Q_left m_hat Q_right^T                       g if not momentum_into
         B  = Q_left^-T V Q_right^-1                       V ~ Normal(0, 1)
-        Q_left  <- Q_left  - precond_rate * triu(A A^T - B B^T) / |A A^T + B B^T| Q_left
-        Q_right <- Q_right - precond_rate * triu(A^T A - B^T B) / |A^T A + B^T B| Q_right
+        Q_left  <- Q_left  - rate * triu(A A^T - B B^T) / |A A^T + B B^T| Q_left
+        Q_right <- Q_right - rate * triu(A^T A - B^T B) / |A^T A + B^T B| Q_right
 
-    where |.| is a lower bound of the largest singular value. Q of an axis that is
+    where `rate` is `precond_rate`, and |.| a lower bound of the largest singular value. Q of an axis that is
     longer than `max_dim` is a diagonal.
 
     Args:
