@@ -44,8 +44,8 @@ class PSGDKron(Kronecker):
         Q_left  <- Q_left  - rate * triu(A A^T - B B^T) / |A A^T + B B^T| Q_left
         Q_right <- Q_right - rate * triu(A^T A - B^T B) / |A^T A + B^T B| Q_right
 
-    where `rate` is `precond_rate`, and |.| a lower bound of the largest singular value. Q of an axis that is
-    longer than `max_dim` is a diagonal.
+    where `rate` is `precond_rate`, and |.| a lower bound of the largest singular value.
+    Q of an axis that is longer than `max_dim` is a diagonal.
 
     Args:
         learning_rate: factor of all steps, in the parameter's unit, >= 0.
