@@ -71,7 +71,9 @@ class Axes:
 
     def blocks(self, shape: Shape) -> list[Shape]:
         """The shapes of what `matrices` makes of an array of this shape."""
-        inputs, outputs, batch = ([axis + 1 for axis in a] for a in self.of(shape))
+        inputs, outputs, batch = (
+            tuple(axis + 1 for axis in each) for each in self.of(shape)
+        )
         return [
             (_size(part, (0, *batch)), _size(part, inputs), _size(part, outputs))
             for part in self._part_shapes(shape)

@@ -238,3 +238,39 @@ def test_bfloat16_products_are_near(normal):
     apart = float(jnp.max(jnp.abs(half["w"] - full["w"])))
     assert 0 < apart < 0.02
     assert half["w"].dtype == jnp.float32
+
+
+UNITS = [
+    lambda axes=None: oj.Centralize(axes=axes),
+    lambda axes=None: oj.AdaptiveClip(0.1, axes=axes),
+    lambda axes=None: oj.TrustRatio(axes=axes),
+    lambda axes=None: oj.LAMB(0.1, axes=axes),
+    lambda axes=None: oj.LARS(0.1, weight_decay=0.1, axes=axes),
+    lambda axes=None: oj.Adafactor(
+        0.1, momentum=0.9, min_dim_size_to_factor=2, axes=axes
+    ),
+    lambda axes=None: oj.CAME(0.1, axes=axes),
+]
+
+
+@pytest.mark.parametrize("rule", UNITS, ids=lambda f: repr(f()))
+def test_layers_that_are_stacked_move_as_they_would_alone(rule, normal):
+    """One description of axes also for rules that are not of matrices alone."""
+    names = "abc"
+    parts = {k: {"w": normal(5, 4), "b": normal(4)} for k in names}
+    grads = [{k: {"w": normal(5, 4), "b": normal(4)} for k in names} for _ in range(2)]
+    _, want = run(rule(), parts, grads)
+
+    def check(axes, join):
+        def joined(tree, k):
+            return join(k, [tree[name][k] for name in names])
+
+        def whole(tree):
+            return {k: joined(tree, k) for k in "wb"}
+
+        _, got = run(rule(axes), whole(parts), [whole(g) for g in grads])
+        close(got, whole(want), rtol=2e-5, atol=1e-6)
+
+    check(oj.Axes(batch=0), lambda k, xs: jnp.stack(xs))
+    merged = {"w": oj.Axes(split=(-1, 3)), "b": oj.Axes(split=(0, 3))}
+    check(merged, lambda k, xs: jnp.concatenate(xs, -1))

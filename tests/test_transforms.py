@@ -89,7 +89,7 @@ SAME = [
     (Smooth(0.8, debias=False), optax.ema(0.8, debias=False)),
     (Normalize(), optax.contrib.normalize()),
     (Scale(-0.3), optax.scale(-0.3)),
-    (Centralize(0), optax.centralize()),
+    (Centralize(oj.Axes(0)), optax.centralize()),
 ]
 
 
@@ -206,15 +206,15 @@ def test_adaptive_clip_has_units_of_any_axes():
     for axes, summed in [(-1, (0, 1)), (1, (0, 2)), ((0, -1), (1,)), ((2, 1), (0,))]:
         lengths = [np.sqrt(np.sum(a**2, summed, keepdims=True)) for a in (x, g)]
         expected = g * np.minimum(1, 0.3 * lengths[0] / lengths[1])
-        got = step(AdaptiveClip(0.3, output_axes=axes), jnp.asarray(g, "float32"), x)
+        got = step(AdaptiveClip(0.3, axes=oj.Axes(axes)), jnp.asarray(g, "float32"), x)
         np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("cls", [AdaptiveClip, Centralize])
 def test_an_absent_output_axis_is_named_at_once(cls):
-    rule = cls(output_axes=(0, 2))
+    rule = cls(axes=oj.Axes((0, 2)))
     oj.setup(rule, {"bias": jnp.ones(3)})
-    with pytest.raises(ValueError, match=r"output_axes has 2, .* shape \(3, 4\)"):
+    with pytest.raises(ValueError, match=r"axes: shape \(3, 4\), which has no axis 2"):
         oj.setup(rule, {"w": jnp.ones((3, 4))})
 
 

@@ -1,6 +1,7 @@
 """Adafactor's squares, and how far steps are from their mean, both factored."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -28,8 +29,8 @@ class Factored(NamedTuple):
 
 class Kept(NamedTuple):
     m: Array
-    squares: Whole | Factored
-    unsure: Factored | None
+    squares: Any  # Whole, Factored, or a tuple of these
+    unsure: Any  # Factored, None, or a tuple of these
 
 
 @rule
@@ -88,11 +89,9 @@ class CAME(LeafRule):
 
     def init_leaf(self, x):
         v, m = zeros_like(x, real=True), zeros_like(x)
-        if self.axes is None or not has_inputs(self.axes, x.shape):
+        if self.axes is None:
             return Kept(m, *self._start(v))
-        return Kept(
-            m, *zip(*map(jax.vmap(self._start), blocks(self.axes, v)), strict=True)
-        )
+        return Kept(m, *zip(*map(jax.vmap(self._start), self._blocks(v)), strict=True))
 
     def _start(self, v: Array) -> tuple[Any, Any]:
         if v.ndim < 2:
@@ -100,18 +99,25 @@ class CAME(LeafRule):
         return factored(v), factored(v)
 
     def apply_leaf(self, state, x, g, t):
-        if self.axes is None or not has_inputs(self.axes, x.shape):
+        if self.axes is None:
             return self._moved(state, g)
-        ms, gs = blocks(self.axes, state.m), blocks(self.axes, g)
-        states = map(Kept, ms, state.squares, state.unsure)
-        made = [jax.vmap(self._moved)(*each) for each in zip(states, gs, strict=True)]
-        m = joined(self.axes, [kept.m for kept, _ in made], x)
-        squares, unsure = (
-            tuple(getattr(kept, name) for kept, _ in made)
-            for name in ("squares", "unsure")
-        )
-        step = joined(self.axes, [step for _, step in made], x)
-        return Kept(m, squares, unsure), step
+        states = map(Kept, self._blocks(state.m), state.squares, state.unsure)
+        pairs = zip(states, self._blocks(g), strict=True)
+        made = [jax.vmap(self._moved)(*pair) for pair in pairs]
+        states, steps = zip(*made, strict=True)
+        ms, *others = zip(*states, strict=True)
+        return Kept(self._joined(ms, x), *others), self._joined(steps, x)
+
+    def _blocks(self, x: Array) -> list[Array]:
+        """Stacks of matrices, or of vectors where there are no inputs."""
+        axes: Any = self.axes
+        found = blocks(axes, x)
+        return found if has_inputs(axes, x.shape) else [b[:, 0] for b in found]
+
+    def _joined(self, parts: Sequence[Array], like: Array) -> Array:
+        axes: Any = self.axes
+        flat = not has_inputs(axes, like.shape)
+        return joined(axes, [b[:, None] if flat else b for b in parts], like)
 
     def _moved(self, state: Kept, g: Array) -> tuple[Kept, Array]:
         square = abs_sq(g) + self.eps

@@ -1,7 +1,7 @@
 """Rules that keep the second moment of a matrix as one row and one column."""
 
 import math
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,8 @@ from jax import Array
 from optimjax.arrays import abs_sq, rms, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
-from optimjax.rule import rule
+from optimjax.rule import AxesOf, rule
+from optimjax.units import blocks, joined
 
 __all__ = ["Adafactor"]
 
@@ -28,7 +29,7 @@ class Factored(NamedTuple):
 
 
 class Kept(NamedTuple):
-    squares: Whole | Factored
+    squares: Any  # Whole, Factored, or a tuple of these
     m: Array | None
 
 
@@ -65,7 +66,10 @@ class Adafactor(LeafRule):
         couple: multiply the decay by the learning rate.
         min_dim_size_to_factor: the least length of both axes; None to factor nothing.
         last_axes: factor the last two axes, not the two longest.
-    State: `row` and `col`, the parameter's shape less one axis, or `v`; real. `m`.
+        axes: as for `MatrixRule`: each matrix is for itself, factored over its inputs
+            and outputs; None to guess by length.
+    State: `row` and `col`, the parameter's shape less one axis, or `v`; real. `m`. With
+        `axes` a tuple of (matrices, ...) for blocks of equal matrices.
     Raises: ValueError if a number is outside its range.
     Source: Shazeer and Stern 2018, Algorithms 4 to 6, arXiv:1804.04235.
 
@@ -93,6 +97,7 @@ class Adafactor(LeafRule):
     couple: bool = False
     min_dim_size_to_factor: int | None = 128
     last_axes: bool = False
+    axes: AxesOf | None = None
     ranges: ClassVar = {
         "decay_rate": (0.0, 1.0, False),
         "clipping_threshold": (float(jnp.finfo(jnp.float32).tiny), math.inf, False),
@@ -100,11 +105,36 @@ class Adafactor(LeafRule):
     }
 
     def init_leaf(self, x):
-        v, axes = zeros_like(x, real=True), self._axes(x)
-        squares = Whole(v) if axes is None else _factored(v, axes)
-        return Kept(squares, None if self.momentum is None else zeros_like(x))
+        v, m = zeros_like(x, real=True), zeros_like(x)
+        squares: Any = (
+            self._start(v)
+            if self.axes is None
+            else tuple(map(jax.vmap(self._start), blocks(self.axes, v)))
+        )
+        return Kept(squares, None if self.momentum is None else m)
+
+    def _start(self, v: Array) -> Whole | Factored:
+        axes = self._axes(v)
+        return Whole(v) if axes is None else _factored(v, axes)
 
     def apply_leaf(self, state, x, g, t):
+        if self.axes is None:
+            return self._moved(state, x, g, t)
+        xs, gs = blocks(self.axes, x), blocks(self.axes, g)
+        ms: list[Any] = [None] * len(xs)
+        if state.m is not None:
+            ms = blocks(self.axes, state.m)
+        made = [
+            jax.vmap(self._moved, (0, 0, 0, None))(Kept(s, m), x, g, t)
+            for s, m, x, g in zip(state.squares, ms, xs, gs, strict=True)
+        ]
+        m = None
+        if state.m is not None:
+            m = joined(self.axes, [cast(Any, kept.m) for kept, _ in made], x)
+        squares = tuple(kept.squares for kept, _ in made)
+        return Kept(squares, m), joined(self.axes, [step for _, step in made], x)
+
+    def _moved(self, state, x, g, t):
         squares, m = state
         w = jnp.maximum(t - self.decay_offset, 1) ** -self.decay_rate
         new, axes = Whole(abs_sq(g) + self.eps), self._axes(x)

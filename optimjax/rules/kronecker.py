@@ -174,7 +174,7 @@ class SOAP(Kronecker):
         return Eigenbasis(state.m, state.v, left, right, *bases), jnp.zeros_like(g)
 
     def _later(self, state: Eigenbasis, g: Array, t: Array) -> tuple[Eigenbasis, Array]:
-        bases, k = state[-2:], t - 1
+        bases, k = (state.q_left, state.q_right), t - 1
         turned = rotated(g, *bases)
         m = self.b1 * state.m + (1 - self.b1) * turned
         v = self.b2 * state.v + (1 - self.b2) * abs_sq(turned)
@@ -182,7 +182,8 @@ class SOAP(Kronecker):
         if self.bias_correction:
             c = jnp.sqrt(1 - self.b2**k) / (1 - self.b1**k)
         u = rotated_back(m / (jnp.sqrt(v) + self.eps), *bases)
-        state = Eigenbasis(m, v, *self._factors(state, g), *bases)
+        left, right = self._factors(state, g)
+        state = Eigenbasis(m, v, left, right, *bases)
         state = lax.cond(k % self.every == 0, in_new_basis, lambda same: same, state)
         return state, self.learning_rate * c * u
 
@@ -330,9 +331,9 @@ class Shampoo(Kronecker):
             return None, jnp.sign(g) if self.graft == "sign" else g
         g = unit(g) if self.graft == "normalized" else g
         summed = self.graft == "adagrad"
-        a = a + abs_sq(g) if summed else self.b2 * a + w * abs_sq(g)
+        new: Array = a + abs_sq(g) if summed else self.b2 * a + w * abs_sq(g)
         # Where no gradient ever was, 0 whatever graft_eps is.
-        return a, g / jnp.where(a == 0, 1, jnp.sqrt(a) + self.graft_eps)
+        return new, g / jnp.where(new == 0, 1, jnp.sqrt(new) + self.graft_eps)
 
 
 def cut(x: Array, size: int | None) -> Array:

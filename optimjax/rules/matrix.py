@@ -110,7 +110,7 @@ class MatrixRule(LeafRule):
         mine = {slot: places[slot] for slot in places if table[slot]}
         rest = {slot: places[slot] for slot in places if not table[slot]}
         bound = self.with_fields(matrices=None, aux=None)
-        bound = Rule.bind(bound, mine) if mine else bound
+        bound = super(MatrixRule, bound).bind(mine) if mine else bound
         return bound.with_fields(
             aux=self.aux.bind(rest), matrices=type(where)(table) if where else None
         )
@@ -222,10 +222,14 @@ class MatrixRule(LeafRule):
         )
 
     def descend(
-        self, state: Any, params: Slots, grads: Slots, **context: Any
+        self,
+        state: Any,
+        params: Slots,
+        grads: Slots,
+        scale: Array | None = None,
+        **context: Any,
     ) -> tuple[Around, Slots]:
         """As of every rule; the others in a compiled loop where `aux` has one."""
-        context.pop("scale", None)
         chosen, new = state.own.slots, Slots(params)
         rest = Slots((p, x) for p, x in params.items() if p not in chosen)
         others = Slots((p, grads[p]) for p in rest)

@@ -116,7 +116,11 @@ class PSGDKron(Kronecker):
         qs = lax.cond(
             happens(of_update, self.update_probability),
             lambda: self._fitted(
-                balanced(*state[1:], happens(of_balance, self.balance_probability)),
+                balanced(
+                    state.q_left,
+                    state.q_right,
+                    happens(of_balance, self.balance_probability),
+                ),
                 m_hat if self.momentum_into else g,
                 cast(jax.random.normal(of_v, x.shape, jnp.float32), x.dtype),
             ),

@@ -9,7 +9,8 @@ from jax import Array
 from optimjax.arrays import abs_sq, norm, real_part_dtype, total, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
-from optimjax.rule import Selection, rule
+from optimjax.rule import AxesOf, Selection, rule
+from optimjax.units import apart
 
 __all__ = ["LAMB", "LARS", "Fromage", "NovoGrad"]
 
@@ -102,6 +103,8 @@ class LARS(LeafRule):
         decay_where, trust_where: the slots that decay; those that are scaled, while the
             others' trust is 1: a glob on paths, several, or a function of (path, leaf)
             such as `lambda path, x: x.ndim > 1`; None for all.
+        axes: as for `MatrixRule`: with `Axes(batch=0)` each of the layers that are
+            stacked in an array has a ratio of its own.
     State: `v`, shape of the parameter, with momentum; else nothing.
     Raises: ValueError if a number is outside its range, or for `nesterov` without
         momentum.
@@ -126,6 +129,7 @@ class LARS(LeafRule):
     separate_norms: bool = False
     decay_where: Selection = None
     trust_where: Selection = None
+    axes: AxesOf = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -139,9 +143,15 @@ class LARS(LeafRule):
         decay = self.weight_decay if self.decay_where else 0.0
         d = g + decay * x
         if self.trust_where:
-            separate = norm(g) + decay * norm(x)
-            d_norm = separate if self.separate_norms else norm(d)
-            d = trust_ratio(norm(x), d_norm, self.trust_coefficient, self.eps) * d
+
+            def scaled(x: Array, g: Array, d: Array) -> Array:
+                separate = norm(g) + decay * norm(x)
+                d_norm = separate if self.separate_norms else norm(d)
+                return (
+                    trust_ratio(norm(x), d_norm, self.trust_coefficient, self.eps) * d
+                )
+
+            d = apart(self.axes, scaled, x, g, d)
         d = self.learning_rate * d
         if self.momentum is None:
             return None, d
@@ -169,6 +179,8 @@ class LAMB(LeafRule):
         decay_where, trust_where: the slots that decay; those that are scaled: a glob on
             paths, several, or a function of (path, leaf) such as
             `lambda path, x: x.ndim > 1`; None for all.
+        axes: as for `MatrixRule`: with `Axes(batch=0)` each of the layers that are
+            stacked in an array has a ratio of its own.
     State: `m` and `v`, shape of the parameter; `v` real.
     Raises: ValueError if a number is outside its range.
     Source: You et al. 2020, Algorithm 2, arXiv:1904.00962, with the identity as phi;
@@ -190,6 +202,7 @@ class LAMB(LeafRule):
     weight_decay: Hyper = 0.0
     decay_where: Selection = None
     trust_where: Selection = None
+    axes: AxesOf = None
 
     def init_leaf(self, x):
         return Moments(zeros_like(x), zeros_like(x, real=True))
@@ -203,7 +216,7 @@ class LAMB(LeafRule):
         if self.decay_where:
             d = d + self.weight_decay * x
         if self.trust_where:
-            d = trust_ratio(norm(x), norm(d)) * d
+            d = apart(self.axes, lambda x, d: trust_ratio(norm(x), norm(d)) * d, x, d)
         return Moments(m, v), self.learning_rate * d
 
 

@@ -9,8 +9,9 @@ from jax import Array, lax
 from optimjax.arrays import abs_sq, cast, norm, rms, root, total, varying_axes
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
-from optimjax.rule import OneFactor, rule
+from optimjax.rule import AxesOf, OneFactor, rule
 from optimjax.treewide import Count, PyTree, squared_length
+from optimjax.units import apart, each_unit, has_inputs
 
 __all__ = [
     "AdaptiveClip",
@@ -94,30 +95,6 @@ def p_norm(x: Array, p: int | float) -> Array:
     powers = jnp.where(share > 0, jnp.where(share > 0, share, 1) ** p, 0)
     whole = jnp.where(usual, total(powers), 1)
     return most * whole ** (1 / p)
-
-
-def present(
-    owner: str, name: str, x: Array, axes: int | tuple[int, ...]
-) -> tuple[int, ...]:
-    """`axes` of `x`, counted from the first. Raises: ValueError if it has not one."""
-    wanted = (axes,) if isinstance(axes, int) else axes
-    absent = [axis for axis in wanted if not -x.ndim <= axis < x.ndim]
-    if absent:
-        raise ValueError(
-            f"{owner}: {name} has {absent[0]}, expected an axis of an array of shape "
-            f"{x.shape}. Leave such arrays out, by `where` or by Masked."
-        )
-    return tuple(axis % x.ndim for axis in wanted)
-
-
-def axes_beside(
-    owner: str, x: Array, output_axes: int | tuple[int, ...]
-) -> tuple[int, ...] | None:
-    """All axes but `output_axes`; None if there is one or none, so no units."""
-    if x.ndim < 2:
-        return None
-    kept = present(owner, "output_axes", x, output_axes)
-    return tuple(axis for axis in range(x.ndim) if axis not in kept)
 
 
 @rule
@@ -235,14 +212,14 @@ class AdaptiveClip(LeafRule):
         limit = clipping * max(|x|, eps)
         step  = g * min(1, limit / |g|)
 
-    where |.| is a norm for each unit: over all axes but `output_axes`. An array of one
-    axis or none is one unit. (Inside a `shard_map`, an axis that is summed over has to
-    be whole on each device.)
+    where |.| is a norm for each unit: over its inputs, by default all axes but the
+    last. An array of one axis or none is one unit. (Inside a `shard_map`, an axis that
+    is summed over has to be whole on each device.)
 
     Args:
         clipping: the longest that a gradient may be, as a share of the weights, >= 0.
         eps: the least that the weights count, in their unit, >= 0: zeros can grow.
-        output_axes: the axes that number the units: the last in (..., in, out) kernels.
+        axes: which axes are inputs, outputs and so on, as for `MatrixRule`.
     State: nothing.
     Raises: ValueError if a number is outside its range, or for an array of two or more
         axes that has not these.
@@ -260,17 +237,22 @@ class AdaptiveClip(LeafRule):
 
     clipping: Hyper = 0.01
     eps: Hyper = 1e-3
-    output_axes: int | tuple[int, ...] = -1
+    axes: AxesOf = None
 
     def init_leaf(self, x):
-        axes_beside("AdaptiveClip", x, self.output_axes)  # complain at once
+        has_inputs(self.axes, x.shape)  # complain at once
 
     def apply_leaf(self, state, x, g, t):
-        limit = self.clipping * jnp.maximum(self._norms(x), self.eps)
-        return None, g * shortening(self._norms(g), limit)
+        if has_inputs(self.axes, x.shape):
+            return None, each_unit(self.axes, self._clipped, x, g)
+        return None, apart(self.axes, self._clipped, x, g)
 
-    def _norms(self, x: Array) -> Array:
-        summed = axes_beside("AdaptiveClip", x, self.output_axes)
-        if summed is None:
-            return norm(x)
-        return root(jnp.sum(abs_sq(x), summed, keepdims=True))
+    def _clipped(
+        self, x: Array, g: Array, inputs: tuple[int, ...] | None = None
+    ) -> Array:
+        def norms(x: Array) -> Array:
+            if inputs is None:
+                return norm(x)
+            return root(jnp.sum(abs_sq(x), inputs, keepdims=True))
+
+        return g * shortening(norms(g), self.clipping * jnp.maximum(norms(x), self.eps))
