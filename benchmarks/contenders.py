@@ -94,6 +94,20 @@ CONTENDERS = {
     "Muon": Contender(lambda r: oj.Muon(r, scale="rms", aux=oj.Adam(r)), 0.01),
     "NorMuon": Contender(lambda r: oj.NorMuon(r, scale="rms", aux=oj.Adam(r)), 0.01),
     "AdaMuon": Contender(lambda r: oj.AdaMuon(r, aux=oj.Adam(r)), 0.01),
+    "SOAP": Contender(lambda r: oj.SOAP(r, aux=oj.Adam(r)), 0.01),
+    "Shampoo": Contender(lambda r: oj.Shampoo(r, aux=oj.Adam(r)), 0.01),
+    "SPlus": Contender(lambda r: oj.SPlus(r, every=20, aux=oj.Adam(0.01)), 0.3),
+    "PSGDKron": Contender(lambda r: oj.PSGDKron(r, aux=oj.Adam(r)), 3e-3),
+    "Dion": Contender(lambda r: oj.Dion(r, aux=oj.Adam(0.01)), 0.03),
+    "Scion": Contender(lambda r: oj.Scion(r, radius=1.0), 0.03),
+    # less memory
+    "CAME": Contender(lambda r: oj.CAME(r), 3e-3),
+    "AdamMini": Contender(lambda r: oj.AdamMini(r), 0.01),
+    "GaLore": Contender(
+        lambda r: oj.GaLore(r, rank=8, every=50, scale=1.0, aux=oj.Adam(r)), 0.01
+    ),
+    "Fira": Contender(lambda r: oj.Fira(r, rank=8, every=50, aux=oj.Adam(r)), 0.01),
+    "APOLLO": Contender(lambda r: oj.APOLLO(r, rank=8, every=50, aux=oj.Adam(r)), 0.01),
     # without a learning rate
     "Prodigy": Contender(lambda r: oj.Prodigy(r), 1.0, tuned=False),
     "DAdaptAdam": Contender(lambda r: oj.DAdaptAdam(r), 1.0, tuned=False),
