@@ -17,10 +17,7 @@ from optimjax import rules, transforms
 # so a choice by path is a function. No special values: b1 != b2, nothing 0 or 1.
 SETTINGS = {
     "SGD": [
-        {"learning_rate": 0.07, "weight_decay": 0.13},
         {"learning_rate": 0.03, "momentum": 0.85},
-        {"learning_rate": 0.03, "momentum": 0.85, "dampening": 0.3},
-        {"learning_rate": 0.03, "momentum": 0.7, "nesterov": True},
         {
             "learning_rate": 0.02,
             "momentum": 0.85,
@@ -29,18 +26,8 @@ SETTINGS = {
             "weight_decay": 0.13,
         },
         {"learning_rate": 0.03, "maximize": True, "weight_decay": 0.13},
-        {
-            "learning_rate": 0.03,
-            "momentum": 0.85,
-            "dampening": 0.3,
-            "weight_decay": 0.13,
-            "maximize": True,
-        },
     ],
     "Adam": [
-        {"learning_rate": 0.11},
-        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95},
-        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.03},
         {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps_root": 0.03},
     ],
     "AdamW": [
@@ -90,7 +77,6 @@ SETTINGS = {
     # With noise, but not so much that steps go uphill.
     "PrivateGradients": [{"max_norm": 3.3, "noise_multiplier": 0.01, "seed": 3}],
     "DoG": [{"reps_rel": 0.03, "by_layer": True}],
-    "Dion": [{"learning_rate": 0.07, "momentum": 0.7, "rank": 2, "seed": 3}],
     "Scion": [
         {
             "learning_rate": 0.11,
@@ -99,24 +85,6 @@ SETTINGS = {
             "norm": lambda path, x: "rows" if x.ndim == 2 else "auto",
             "constrained": True,
             "eps": 0.03,
-        }
-    ],
-    "GaLore": [{"learning_rate": 0.3, "rank": 2, "every": 5, "side": "longer"}],
-    "Fira": [{"learning_rate": 0.07, "rank": 2, "every": 5, "scale": 0.6}],
-    "APOLLO": [
-        {
-            "learning_rate": 0.07,
-            "rank": 1,
-            "every": 5,
-            "scale": 1.7,
-            "by": "array",
-            "seed": 3,
-        }
-    ],
-    "AdamMini": [
-        {
-            "learning_rate": 0.11,
-            "blocks": lambda path, x: 2 if x.shape == (3, 4) else "elements",
         }
     ],
     # Without a line search, and with steps that float32 can tell from nothing.
@@ -141,6 +109,22 @@ SETTINGS = {
 ON_MATRICES = {"where": lambda path, x: x.ndim == 2}
 
 VARIANTS = {
+    "SGD": [
+        {"learning_rate": 0.07, "weight_decay": 0.13},
+        {"learning_rate": 0.03, "momentum": 0.85, "dampening": 0.3},
+        {"learning_rate": 0.03, "momentum": 0.7, "nesterov": True},
+        {
+            "learning_rate": 0.03,
+            "momentum": 0.85,
+            "dampening": 0.3,
+            "weight_decay": 0.13,
+            "maximize": True,
+        },
+    ],
+    "Adam": [
+        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95},
+        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.03},
+    ],
     "Momentum": [
         {"learning_rate": 0.03, "momentum": 0.7},
         {"learning_rate": 0.03, "momentum": 0.7, "nesterov": True},
@@ -470,7 +454,10 @@ VARIANTS = {
         },
         {"max_dim": 3, "momentum_into": False, "init_scale": 0.5},
     ],
-    "Dion": [{"learning_rate": 0.07, "rank": 0.5, "momentum": 0.7, "eps": 0.7}],
+    "Dion": [
+        {"learning_rate": 0.07, "momentum": 0.7, "rank": 2, "seed": 3},
+        {"learning_rate": 0.07, "rank": 0.5, "momentum": 0.7, "eps": 0.7},
+    ],
     "Scion": [
         {"learning_rate": 0.11, "radius": 0.7, "eps": 0.7},
         {
@@ -487,6 +474,7 @@ VARIANTS = {
         },
     ],
     "GaLore": [
+        {"learning_rate": 0.3, "rank": 2, "every": 5, "side": "longer"},
         {
             "learning_rate": 0.3,
             "rank": 2,
@@ -495,9 +483,10 @@ VARIANTS = {
             "b1": 0.7,
             "b2": 0.95,
             "eps": 0.03,
-        }
+        },
     ],
     "Fira": [
+        {"learning_rate": 0.07, "rank": 2, "every": 5, "scale": 0.6},
         {
             "learning_rate": 0.11,
             "rank": 2,
@@ -506,10 +495,18 @@ VARIANTS = {
             "b2": 0.95,
             "eps": 0.03,
             "max_growth": 1.3,
-        }
+        },
     ],
     "APOLLO": [
         {
+            "learning_rate": 0.07,
+            "rank": 1,
+            "every": 5,
+            "scale": 1.7,
+            "by": "array",
+            "seed": 3,
+        },
+        {
             "learning_rate": 0.11,
             "rank": 2,
             "every": 3,
@@ -517,9 +514,13 @@ VARIANTS = {
             "b2": 0.95,
             "eps": 0.03,
             "max_growth": 1.3,
-        }
+        },
     ],
     "AdamMini": [
+        {
+            "learning_rate": 0.11,
+            "blocks": lambda path, x: 2 if x.shape == (3, 4) else "elements",
+        },
         {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.03},
         {"learning_rate": 0.11, "blocks": "inputs"},
         {"learning_rate": 0.11, "blocks": "array"},
@@ -663,7 +664,7 @@ HOLDING = {
     "ClipStep": [oj.ClipStep(inner, max_rms=0.7) for inner in INNER],
     "AMSBound": [oj.AMSBound(oj.AdamW(1e-2)), oj.AMSBound(oj.RMSProp(1e-2))],
     "Decay": [
-        *[oj.Decay(INNER[0], 0.1, how) for how in ("l2", "coupled", "proximal")],
+        oj.Decay(INNER[0], 0.1, "proximal"),
         oj.Decay(INNER[1], 0.1, "corrected", peak=2e-2, where=matrices),
         oj.Decay(INNER[1], 0.1, "independent", cautious=True),
         oj.Decay(
