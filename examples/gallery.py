@@ -160,8 +160,8 @@ TUNED = {
         "Adafactor": Tuned(0.1, 0.02, 0.1, {"min_dim_size_to_factor": 2}),
     },
     "low rank and blocks": {
-        "Dion": Tuned(0.02, 0.02, 0.05, {"aux": oj.Adam(0.05)}),
-        "Scion": Tuned(0.02, 0.005, 0.02, {"radius": 1.0}),
+        "Dion": Tuned(0.02, 0.02, 0.2, {"aux": oj.Adam(0.05)}),
+        "Scion": Tuned(0.02, 0.005, 0.2, {"radius": 1.0}),
         "GaLore": Tuned(0.1, 0.1, 0.3, {"every": 20, "aux": oj.Adam(0.05)}),
         "Fira": Tuned(0.1, 0.1, 0.1, {"every": 20, "aux": oj.Adam(0.05)}),
         "APOLLO": Tuned(0.1, 0.1, 0.1, {"every": 20, "aux": oj.Adam(0.05)}),

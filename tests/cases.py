@@ -113,7 +113,7 @@ SETTINGS = {
     "AdamMini": [
         {
             "learning_rate": 0.11,
-            "blocks": lambda path, x: 2 if x.ndim == 2 else "elements",
+            "blocks": lambda path, x: 2 if x.shape[-1:] == (4,) else "elements",
         }
     ],
     # Without a line search, and with steps that float32 can tell from nothing.

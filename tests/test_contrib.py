@@ -53,12 +53,32 @@ def torch_muon(s):
     return oj.Chain(muon, oj.WeightDecay(rate * decay, where="w"))
 
 
+def optax_galore(s):
+    """optax projects the longer side; other slots take the same Adam."""
+    rate = s["learning_rate"]
+    return oj.GaLore(
+        rate,
+        rank=s["rank"],
+        every=s.get("update_proj_gap", 200),
+        scale=s.get("scale", 1.0),
+        side="longer",
+        aux=oj.Adam(rate),
+    )
+
+
 # The peer's name -> its settings turned into our rule.
-RULES = {"contrib.muon": optax_muon, "Muon": torch_muon}
+RULES = {
+    "contrib.muon": optax_muon,
+    "contrib.galore": optax_galore,
+    "Muon": torch_muon,
+}
+# A GaLore that is not on Adam: no rule of ours.
+OTHERS = {"optax/contrib.galore/01"}
 
 
 @pytest.mark.parametrize(
-    "name", [n for n, r in RECORDS.items() if r["optimizer"] in RULES]
+    "name",
+    [n for n, r in RECORDS.items() if r["optimizer"] in RULES and n not in OTHERS],
 )
 def test_recorded_trajectory(name):
     record = RECORDS[name]
