@@ -129,6 +129,8 @@ SETTINGS = {
     "ClipByGlobalNorm": [{"max_norm": 2.5}, {"max_norm": 0.4}],
 }
 
+# Kernels (out, in). Biases have one axis, which numbers the outputs in any layout.
+TRANSPOSED = oj.Axes(outputs=0)
 ON_MATRICES = {"where": lambda path, x: x.ndim == 2}
 
 VARIANTS = {
@@ -378,11 +380,11 @@ VARIANTS = {
     "ClipByValue": [{"max_value": 0.6}],
     "ClipByNorm": [{"max_norm": 0.7, "p": 0.6}, {"max_norm": 0.3, "p": math.inf}],
     "ClipByBlockRMS": [{"max_rms": 0.6}],
-    "AdaptiveClip": [{"clipping": 0.3, "eps": 1.7, "output_axes": -2}],
+    "AdaptiveClip": [{"clipping": 0.3, "eps": 1.7, "axes": TRANSPOSED}],
     "SignDecay": [{"weight_decay": 0.17, **ON_MATRICES}],
     "CautiousWeightDecay": [{"weight_decay": 0.17, **ON_MATRICES}],
     "Scale": [{"factor": -0.3}],
-    "Centralize": [{"output_axes": -2}],
+    "Centralize": [{"axes": TRANSPOSED}],
     "Normalize": [{"norm": 0.7, "eps": 0.3}],
     "AddNoise": [{"gamma": 0.3}],
     "TrustRatio": [{"coefficient": 0.3, "min_norm": 2.7, "eps": 0.2}],

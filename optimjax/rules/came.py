@@ -1,6 +1,7 @@
 """Adafactor's squares, and how far steps are from their mean, both factored."""
 
 import math
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -12,24 +13,16 @@ from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import AxesOf, rule
 from optimjax.rules.dion import over
+from optimjax.rules.factored import Factored, Whole
 from optimjax.units import blocks, has_inputs, joined
 
 __all__ = ["CAME"]
 
 
-class Whole(NamedTuple):
-    v: Array
-
-
-class Factored(NamedTuple):
-    row: Array
-    col: Array
-
-
 class Kept(NamedTuple):
     m: Array
-    squares: Whole | Factored
-    unsure: Factored | None
+    squares: Any  # Whole or Factored, or a tuple of them
+    unsure: Any  # Factored or None, or a tuple of them
 
 
 @rule
@@ -88,34 +81,34 @@ class CAME(LeafRule):
 
     def init_leaf(self, x):
         v, m = zeros_like(x, real=True), zeros_like(x)
-        if self.axes is None or not has_inputs(self.axes, x.shape):
-            return Kept(m, *self._start(v))
-        return Kept(
-            m, *zip(*map(jax.vmap(self._start), blocks(self.axes, v)), strict=True)
-        )
+        start = partial(self._start, self._is_vector(x))
+        if self.axes is None:
+            return Kept(m, *start(v))
+        made = map(jax.vmap(start), blocks(self.axes, v))
+        return Kept(m, *zip(*made, strict=True))
 
-    def _start(self, v: Array) -> tuple[Any, Any]:
-        if v.ndim < 2:
-            return Whole(v), None
-        return factored(v), factored(v)
+    def _is_vector(self, x: Array) -> bool:
+        return x.ndim < 2 if self.axes is None else not has_inputs(self.axes, x.shape)
+
+    def _start(self, vector: bool, v: Array) -> tuple[Any, Any]:
+        return (Whole(v), None) if vector else (factored(v), factored(v))
 
     def apply_leaf(self, state, x, g, t):
-        if self.axes is None or not has_inputs(self.axes, x.shape):
-            return self._moved(state, g)
+        move = partial(self._moved, self._is_vector(x))
+        if self.axes is None:
+            return move(state, g)
         ms, gs = blocks(self.axes, state.m), blocks(self.axes, g)
         states = map(Kept, ms, state.squares, state.unsure)
-        made = [jax.vmap(self._moved)(*each) for each in zip(states, gs, strict=True)]
+        made = [jax.vmap(move)(*each) for each in zip(states, gs, strict=True)]
+        squares = tuple(kept.squares for kept, _ in made)
+        unsure = tuple(kept.unsure for kept, _ in made)
         m = joined(self.axes, [kept.m for kept, _ in made], x)
-        squares, unsure = (
-            tuple(getattr(kept, name) for kept, _ in made)
-            for name in ("squares", "unsure")
-        )
         step = joined(self.axes, [step for _, step in made], x)
         return Kept(m, squares, unsure), step
 
-    def _moved(self, state: Kept, g: Array) -> tuple[Kept, Array]:
+    def _moved(self, vector: bool, state: Kept, g: Array) -> tuple[Kept, Array]:
         square = abs_sq(g) + self.eps
-        if g.ndim < 2:
+        if vector:
             squares = Whole(self.b2 * state.squares.v + (1 - self.b2) * square)
             u = over(g, jnp.sqrt(squares.v))
         else:
@@ -123,7 +116,7 @@ class CAME(LeafRule):
             u = over(g, product_root(squares))
         u = u / jnp.maximum(1, rms(u) / self.clipping_threshold)
         m = self.b1 * state.m + (1 - self.b1) * u
-        if g.ndim < 2:
+        if vector:
             return Kept(m, squares, None), self.learning_rate * m
         q = abs_sq(u - m) + self.eps_instability
         unsure = averaged(state.unsure, q, self.b3)

@@ -1,7 +1,7 @@
 """Rules that keep the second moment of a matrix as one row and one column."""
 
 import math
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +10,13 @@ from jax import Array
 from optimjax.arrays import abs_sq, rms, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
-from optimjax.rule import rule
+from optimjax.rule import AxesOf, rule
+from optimjax.units import blocks, joined
 
 __all__ = ["Adafactor"]
 
 
-Axes: TypeAlias = tuple[int, int]
+Pair: TypeAlias = tuple[int, int]
 
 
 class Whole(NamedTuple):
@@ -28,7 +29,7 @@ class Factored(NamedTuple):
 
 
 class Kept(NamedTuple):
-    squares: Whole | Factored
+    squares: Any  # Whole or Factored, or a tuple of them
     m: Array | None
 
 
@@ -65,7 +66,11 @@ class Adafactor(LeafRule):
         couple: multiply the decay by the learning rate.
         min_dim_size_to_factor: the least length of both axes; None to factor nothing.
         last_axes: factor the last two axes, not the two longest.
-    State: `row` and `col`, the parameter's shape less one axis, or `v`; real. `m`.
+        axes: factor inputs and outputs instead, of each matrix alone where `Axes` tells
+            of several in one array: `Axes`, a dict {glob: Axes} or a function of
+            (path, leaf).
+    State: `row` and `col`, the parameter's shape less one axis, or `v`; real; with
+        `axes` a tuple of these for blocks of equal matrices. `m`.
     Raises: ValueError if a number is outside its range.
     Source: Shazeer and Stern 2018, Algorithms 4 to 6, arXiv:1804.04235.
 
@@ -93,6 +98,7 @@ class Adafactor(LeafRule):
     couple: bool = False
     min_dim_size_to_factor: int | None = 128
     last_axes: bool = False
+    axes: AxesOf | None = None
     ranges: ClassVar = {
         "decay_rate": (0.0, 1.0, False),
         "clipping_threshold": (float(jnp.finfo(jnp.float32).tiny), math.inf, False),
@@ -100,12 +106,34 @@ class Adafactor(LeafRule):
     }
 
     def init_leaf(self, x):
-        v, axes = zeros_like(x, real=True), self._axes(x)
-        squares = Whole(v) if axes is None else _factored(v, axes)
+        v = zeros_like(x, real=True)
+        if self.axes is None:
+            squares = self._start(v)
+        else:
+            squares = tuple(map(jax.vmap(self._start), blocks(self.axes, v)))
         return Kept(squares, None if self.momentum is None else zeros_like(x))
+
+    def _start(self, v: Array) -> Whole | Factored:
+        axes = self._axes(v)
+        return Whole(v) if axes is None else _factored(v, axes)
 
     def apply_leaf(self, state, x, g, t):
         squares, m = state
+        if self.axes is None:
+            squares, u = self._scaled(squares, x, g, t)
+        else:
+            parts = squares, blocks(self.axes, x), blocks(self.axes, g)
+            scaled = jax.vmap(self._scaled, (0, 0, 0, None))
+            made = [scaled(*each, t) for each in zip(*parts, strict=True)]
+            squares = tuple(squares for squares, _ in made)
+            u = joined(self.axes, [u for _, u in made], x)
+        if self.momentum is not None:
+            m = u = self.momentum * m + (1 - self.momentum) * u
+        decay = self.weight_decay * (self.learning_rate if self.couple else 1)
+        return Kept(squares, m), u + decay * x
+
+    def _scaled(self, squares: Any, x: Array, g: Array, t: Array) -> tuple[Any, Array]:
+        """The new squares of an array or a matrix of one, and its step."""
         w = jnp.maximum(t - self.decay_offset, 1) ** -self.decay_rate
         new, axes = Whole(abs_sq(g) + self.eps), self._axes(x)
         if axes is not None:
@@ -122,13 +150,9 @@ class Adafactor(LeafRule):
             rate = jnp.minimum(rate, 1 / jnp.sqrt(t))
         if self.parameter_scale:
             rate = rate * jnp.maximum(rms(x), self.min_scale)
-        u = rate * u
-        if self.momentum is not None:
-            m = u = self.momentum * m + (1 - self.momentum) * u
-        decay = self.weight_decay * (self.learning_rate if self.couple else 1)
-        return Kept(squares, m), u + decay * x
+        return squares, rate * u
 
-    def _axes(self, x: Array) -> Axes | None:
+    def _axes(self, x: Array) -> Pair | None:
         """The two axes to factor, the longer one second; None to keep all of v."""
         if self.min_dim_size_to_factor is None or x.ndim < 2:
             return None
@@ -138,12 +162,12 @@ class Adafactor(LeafRule):
         return (short, long) if least >= max(self.min_dim_size_to_factor, 1) else None
 
 
-def _factored(v: Array, axes: Axes) -> Factored:
+def _factored(v: Array, axes: Pair) -> Factored:
     short, long = axes
     return Factored(jnp.mean(v, long), jnp.mean(v, short))
 
 
-def _product(squares: Factored, axes: Axes, floor: Array) -> Array:
+def _product(squares: Factored, axes: Pair, floor: Array) -> Array:
     short, long = axes
     row, col = jnp.expand_dims(squares.row, long), jnp.expand_dims(squares.col, short)
     mean = jnp.maximum(jnp.mean(row, short, keepdims=True), floor)

@@ -1,6 +1,8 @@
 """Keeping gradients small."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -9,8 +11,9 @@ from jax import Array, lax
 from optimjax.arrays import abs_sq, cast, norm, rms, root, total, varying_axes
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
-from optimjax.rule import OneFactor, rule
+from optimjax.rule import AxesOf, OneFactor, rule
 from optimjax.treewide import Count, PyTree, squared_length
+from optimjax.units import apart, each_matrix, has_inputs
 
 __all__ = [
     "AdaptiveClip",
@@ -108,16 +111,6 @@ def present(
             f"{x.shape}. Leave such arrays out, by `where` or by Masked."
         )
     return tuple(axis % x.ndim for axis in wanted)
-
-
-def axes_beside(
-    owner: str, x: Array, output_axes: int | tuple[int, ...]
-) -> tuple[int, ...] | None:
-    """All axes but `output_axes`; None if there is one or none, so no units."""
-    if x.ndim < 2:
-        return None
-    kept = present(owner, "output_axes", x, output_axes)
-    return tuple(axis for axis in range(x.ndim) if axis not in kept)
 
 
 @rule
@@ -235,14 +228,14 @@ class AdaptiveClip(LeafRule):
         limit = clipping * max(|x|, eps)
         step  = g * min(1, limit / |g|)
 
-    where |.| is a norm for each unit: over all axes but `output_axes`. An array of one
-    axis or none is one unit. (Inside a `shard_map`, an axis that is summed over has to
-    be whole on each device.)
+    where |.| is a norm for each output unit, over its inputs. An array without inputs,
+    such as a bias, is one unit. (Inside a `shard_map`, an axis that is summed over has
+    to be whole on each device.)
 
     Args:
         clipping: the longest that a gradient may be, as a share of the weights, >= 0.
         eps: the least that the weights count, in their unit, >= 0: zeros can grow.
-        output_axes: the axes that number the units: the last in (..., in, out) kernels.
+        axes: as for `MatrixRule`: the last axis numbers the units, if it is not given.
     State: nothing.
     Raises: ValueError if a number is outside its range, or for an array of two or more
         axes that has not these.
@@ -260,17 +253,21 @@ class AdaptiveClip(LeafRule):
 
     clipping: Hyper = 0.01
     eps: Hyper = 1e-3
-    output_axes: int | tuple[int, ...] = -1
+    axes: AxesOf = None
 
     def init_leaf(self, x):
-        axes_beside("AdaptiveClip", x, self.output_axes)  # complain at once
+        has_inputs(self.axes, x.shape)  # complain at once
 
     def apply_leaf(self, state, x, g, t):
-        limit = self.clipping * jnp.maximum(self._norms(x), self.eps)
-        return None, g * shortening(self._norms(g), limit)
+        if has_inputs(self.axes, x.shape):
+            return None, each_matrix(self.axes, partial(self._shorter, norms), x, g)
+        return None, apart(self.axes, partial(self._shorter, norm), x, g)
 
-    def _norms(self, x: Array) -> Array:
-        summed = axes_beside("AdaptiveClip", x, self.output_axes)
-        if summed is None:
-            return norm(x)
-        return root(jnp.sum(abs_sq(x), summed, keepdims=True))
+    def _shorter(self, length: Callable[[Array], Array], x: Array, g: Array) -> Array:
+        limit = self.clipping * jnp.maximum(length(x), self.eps)
+        return g * shortening(length(g), limit)
+
+
+def norms(x: Array) -> Array:
+    """The norm over the inputs of each unit of a matrix, (1, outputs)."""
+    return root(jnp.sum(abs_sq(x), 0, keepdims=True))

@@ -9,10 +9,11 @@ from optimjax.arrays import cast, norm, rms, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
 from optimjax.noise import Noisy
-from optimjax.rule import OneFactor, rule
+from optimjax.rule import AxesOf, OneFactor, rule
 from optimjax.rules.trust import trust_ratio
-from optimjax.transforms.clipping import NOT_NEGATIVE, axes_beside
+from optimjax.transforms.clipping import NOT_NEGATIVE
 from optimjax.treewide import Count, PyTree, squared_length
+from optimjax.units import apart, each_matrix, has_inputs
 
 __all__ = [
     "AddNoise",
@@ -71,12 +72,13 @@ class Centralize(LeafRule):
 
         step = g - mean(g)
 
-    over all axes but `output_axes`, so for each output unit of a kernel (..., in, out);
-    optax takes the mean over all axes but the first. Arrays of one axis or none pass.
-    (Inside a `shard_map`, an axis of the mean has to be whole on each device.)
+    over the inputs of each output unit, so over all axes but the last of a kernel (...,
+    in, out); optax takes the mean over all axes but the first, which is
+    `Centralize(Axes(outputs=0))`. Arrays without inputs, such as biases, pass. (Inside
+    a `shard_map`, an axis of the mean has to be whole on each device.)
 
     Args:
-        output_axes: the axes that number the units.
+        axes: as for `MatrixRule`.
     State: nothing.
     Raises: ValueError for an array of two or more axes that has not these.
     Source: Yong et al. 2020, equation 1, arXiv:2004.01461.
@@ -89,16 +91,17 @@ class Centralize(LeafRule):
     ([[-1.5, -1.25], [1.5, 1.25]], [3.0, 1.0])
     """
 
-    output_axes: int | tuple[int, ...] = -1
+    axes: AxesOf = None
 
     def init_leaf(self, x):
-        axes_beside("Centralize", x, self.output_axes)  # complain at once
+        has_inputs(self.axes, x.shape)  # complain at once
 
     def apply_leaf(self, state, x, g, t):
-        summed = axes_beside("Centralize", x, self.output_axes)
-        if summed is None:
+        if not has_inputs(self.axes, x.shape):
             return None, g
-        return None, g - jnp.mean(g, summed, keepdims=True)
+        return None, each_matrix(
+            self.axes, lambda g: g - jnp.mean(g, 0, keepdims=True), g
+        )
 
 
 @rule
@@ -198,6 +201,7 @@ class TrustRatio(LeafRule):
         coefficient: length of the step, as a share of the parameter's, >= 0.
         min_norm: the least that a norm counts, in the unit of either, >= 0.
         eps: added to the denominator, in the gradient's unit, >= 0.
+        axes: as for `LAMB`: which arrays are several in one.
     State: nothing.
     Raises: ValueError if a number is outside its range.
     Source: You et al. 2020, section 3, arXiv:1904.00962; `min_norm` of optax.
@@ -214,14 +218,18 @@ class TrustRatio(LeafRule):
     coefficient: Hyper = 1.0
     min_norm: Hyper = 0.0
     eps: Hyper = 0.0
+    axes: AxesOf = None
 
     def init_leaf(self, x):
-        return None
+        has_inputs(self.axes, x.shape)  # complain at once
 
     def apply_leaf(self, state, x, g, t):
+        return None, apart(self.axes, self._scaled, x, g)
+
+    def _scaled(self, x: Array, g: Array) -> Array:
         x_norm = jnp.maximum(norm(x), self.min_norm)
         g_norm = jnp.maximum(norm(g), self.min_norm)
-        return None, g * trust_ratio(x_norm, g_norm, self.coefficient, self.eps)
+        return g * trust_ratio(x_norm, g_norm, self.coefficient, self.eps)
 
 
 @rule

@@ -34,9 +34,10 @@ def shrunk(g, size, limit):
     return g * np.where(size > limit, limit / np.where(size > 0, size, 1), 1)
 
 
-def other_axes(x, output_axes) -> tuple[int, ...]:
-    """All axes of `x` but those of its outputs."""
-    outputs = [output_axes] if np.ndim(output_axes) == 0 else output_axes
+def other_axes(x, axes) -> tuple[int, ...]:
+    """All axes of `x` but those of its outputs: the last where nothing is said."""
+    outputs = -1 if axes is None else axes.outputs
+    outputs = [outputs] if np.ndim(outputs) == 0 else outputs
     outputs = {axis % x.ndim for axis in outputs}
     return tuple(axis for axis in range(x.ndim) if axis not in outputs)
 
@@ -76,7 +77,7 @@ def clip_by_block_rms(params: Params, grads: Steps, *, max_rms=1.0) -> Steps:
 
 
 def adaptive_clip(
-    params: Params, grads: Steps, *, clipping=0.01, eps=1e-3, output_axes=-1
+    params: Params, grads: Steps, *, clipping=0.01, eps=1e-3, axes=None
 ) -> Steps:
     """Brock et al. 2021, eq. 3, arXiv:2102.06171.
 
@@ -85,9 +86,9 @@ def adaptive_clip(
     """
 
     def step(path, x, g, t):
-        axes = other_axes(x, output_axes) if x.ndim > 1 else None
+        inputs = other_axes(x, axes) if x.ndim > 1 else None
         x_norm, g_norm = (
-            np.sqrt(np.sum(abs_sq(a), axis=axes, keepdims=True)) for a in (x, g)
+            np.sqrt(np.sum(abs_sq(a), axis=inputs, keepdims=True)) for a in (x, g)
         )
         return shrunk(g, g_norm, clipping * np.maximum(x_norm, eps)).reshape(x.shape)
 
@@ -130,7 +131,7 @@ def scale(params: Params, grads: Steps, *, factor=1.0) -> Steps:
     return stepping(params, grads, lambda path, x, g, t: factor * g)
 
 
-def centralize(params: Params, grads: Steps, *, output_axes=-1) -> Steps:
+def centralize(params: Params, grads: Steps, *, axes=None) -> Steps:
     """Yong et al. 2020, eq. 1, arXiv:2004.01461: of arrays with two axes or more.
 
     step = g - mean of g over all axes but those of the outputs
@@ -139,7 +140,7 @@ def centralize(params: Params, grads: Steps, *, output_axes=-1) -> Steps:
     def step(path, x, g, t):
         if g.ndim < 2:
             return g
-        return g - np.mean(g, axis=other_axes(g, output_axes), keepdims=True)
+        return g - np.mean(g, axis=other_axes(g, axes), keepdims=True)
 
     return stepping(params, grads, step)
 
