@@ -20,7 +20,9 @@ their own (signs, trust ratios) would circle around the minimum for ever without
 """
 
 import argparse
+import dataclasses
 import functools
+import itertools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,11 +45,11 @@ MINIMA = {"bowl": (1.0, 0.5), "valley": (1.0, 1.0)}
 
 def landscape(model, valley):
     """The loss, the valley's or the bowl's; and the point, which makes the path."""
-    a, b = model["x"]
+    a, b = x = model["x"].reshape(2)
     rosenbrock = (1 - a) ** 2 + 100 * (b - a**2) ** 2
     along, across = turned(a - 1.0, b - 0.5)
     bowl = 0.5 * along**2 + 50 * across**2  # condition number 100
-    return jnp.where(valley, rosenbrock, bowl), model["x"]
+    return jnp.where(valley, rosenbrock, bowl), x
 
 
 def turned(a, b):
@@ -152,6 +154,23 @@ TUNED = {
         "RAdamW": Tuned(0.01, 0.002, 0.5, {"b2": 0.9}),
         "AdaBeliefW": Tuned(0.1, 0.05, 0.1),
     },
+    "Adam's descendants: momentum": {
+        "ADOPT": Tuned(2.0, 1.0, 0.2),
+        "AdEMAMix": Tuned(0.5, 0.1, 0.1),
+        "SimplifiedAdEMAMix": Tuned(0.002, 0.002, 0.01, {"b1": 0.9}),
+        "LaProp": Tuned(1.0, 0.1, 0.1),
+        "MADGRAD": Tuned(0.1, 0.01, 1.0),
+        "Tiger": Tuned(0.002, 0.002, 0.02),
+    },
+    "Adam's descendants: scale": {
+        "AdamAtan2": Tuned(0.5, 0.1, 0.1),
+        "StableAdam": Tuned(0.5, 0.005, 0.1),
+        "AdaBound": Tuned(0.2, 0.2, 0.1, {"final_rate": 0.01, "gamma": 1e-4}),
+        "ACProp": Tuned(0.02, 0.01, 0.01, {"b2": 0.9}),
+        "Grams": Tuned(0.2, 0.05, 0.1),
+        "AdamP": Tuned(0.5, 0.2, 0.1),
+        "SGDP": Tuned(0.01, 0.002, 1.0),
+    },
     "sums of squares": {
         "AdaGrad": Tuned(1.0, 0.5, 2.0),
         "AdaDelta": Tuned(10.0, 1.0, 20.0),
@@ -159,18 +178,43 @@ TUNED = {
         "SM3": Tuned(2.0, 3.0, 1.0),
         "Adafactor": Tuned(0.1, 0.02, 0.1, {"min_dim_size_to_factor": 2}),
     },
+    "matrices": {
+        "Muon": Tuned(0.002, 0.005, 0.1),
+        "NorMuon": Tuned(0.002, 0.01, 0.1),
+        "AdaMuon": Tuned(0.01, 0.01, 0.1),
+        "SOAP": Tuned(0.002, 0.005, 0.2),
+        "Shampoo": Tuned(0.01, 0.005, 0.005),
+        "SPlus": Tuned(0.001, 0.05, 2.0, {"every": 10}),
+        "PSGDKron": Tuned(0.002, 0.002, 0.05),
+        "Dion": Tuned(0.001, 0.001, 0.2),
+        "Scion": Tuned(0.002, 0.001, 0.2, {"radius": 1.0}),
+    },
     "low rank and blocks": {
-        "Dion": Tuned(0.02, 0.02, 0.2, {"aux": oj.Adam(0.05)}),
-        "Scion": Tuned(0.02, 0.005, 0.2, {"radius": 1.0}),
-        "GaLore": Tuned(0.1, 0.1, 0.3, {"every": 20, "aux": oj.Adam(0.05)}),
-        "Fira": Tuned(0.1, 0.1, 0.1, {"every": 20, "aux": oj.Adam(0.05)}),
-        "APOLLO": Tuned(0.1, 0.1, 0.1, {"every": 20, "aux": oj.Adam(0.05)}),
-        "AdamMini": Tuned(0.1, 0.05, 0.1),
+        "GaLore": Tuned(1.0, 2.0, 1.0, {"every": 20}),
+        "Fira": Tuned(0.5, 0.2, 0.2, {"every": 20}),
+        "APOLLO": Tuned(0.5, 0.2, 0.5, {"every": 20}),
+        "AdamMini": Tuned(0.5, 0.1, 1.0),
         "CAME": Tuned(0.1, 0.05, 0.1),
     },
     "changes of the gradient": {
         "Adan": Tuned(0.1, 0.02, 0.2),
         "OptimisticAdam": Tuned(0.1, 0.05, 0.1),
+        "MARS": Tuned(0.1, 0.05, 0.1),
+    },
+    "second order": {
+        "AdaHessian": Tuned(1.0, 1.0, 0.3),
+        "Sophia": Tuned(0.01, 0.005, 0.03),
+    },
+    "without a learning rate": {
+        "Prodigy": Tuned(1.0, 1.0, 1.0),
+        "DAdaptAdam": Tuned(1.0, 1.0, 1.0),
+        "DAdaptSGD": Tuned(1.0, 1.0, 1.0),
+        "DAdaptLion": Tuned(0.02, 0.002, 0.03, {"d0": 1.0}),
+        "DoG": Tuned(2.0, 2.0, 2.0),
+        "DoWG": Tuned(1.0, 1.0, 1.0),
+        "MoMo": Tuned(None, None, None),
+        "MoMoAdam": Tuned(0.5, 0.5, 0.5),
+        "COCOB": Tuned(None, None, None, {"alpha": 10.0}),
     },
 }
 
@@ -194,7 +238,10 @@ def build(name, problem):
     if peak is None:
         return cls(**options), steps
     # As data of the schedule the two numbers may change without a new compilation.
-    return cls(**{rate_of(name): Partial(falling, peak, steps)}, **options), steps
+    rate = {rate_of(name): Partial(falling, peak, steps)}
+    if "inner" in cls._kinds:  # the rate is that of the rule inside
+        return cls(dataclasses.replace(cls().inner, **rate), **options), steps
+    return cls(**rate, **options), steps
 
 
 def rate_of(name):
@@ -216,7 +263,9 @@ def cross(name):
     runs = {}
     for problem in ("bowl", "valley"):
         rule, steps = build(name, problem)
-        model = {"x": jnp.array(START)}
+        # A matrix rule is shown a matrix: one input, two outputs.
+        matrix = issubclass(type(rule), oj.MatrixRule)
+        model = {"x": jnp.array(START[None] if matrix else START)}
         valley = jnp.full(steps, problem == "valley")
         state = oj.setup(rule, model)
         _, model, (losses, path) = step.scan(state, model, valley)
@@ -249,6 +298,7 @@ VIEWS = {"bowl": ((-2.0, 2.0), (-1.7, 2.3)), "valley": ((-1.9, 1.9), (-0.8, 3.0)
 COLORS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7"),
     *("#E69F00", "#56B4E9", "#000000", "#882255"),
+    "#999933",
 )
 FLOOR = 1e-6  # what float32 can tell from the least
 
@@ -264,7 +314,7 @@ def draw_paths(runs, path):
         "valley\n\n",
         fontsize=22,
     )
-    colors = dict(zip(TUNED, COLORS, strict=False))
+    colors = dict(zip(TUNED, itertools.cycle(COLORS), strict=False))
     inch = 1 / figure.get_figheight()
     text = {"ha": "center", "va": "center", "fontsize": 14}
     figure.text(
@@ -328,14 +378,17 @@ def draw_path(axes, run, problem, color):
 
 def draw_digits(runs, path):
     """A panel for each family: its curves in colour, those of all others in grey."""
-    figure = Figure(figsize=(17, 10), layout="constrained")
+    rows = -(-len(TUNED) // 3)
+    figure = Figure(figsize=(17, 5 * rows), layout="constrained")
     figure.suptitle(
         "Logistic regression on scikit-learn's digits, all images at each step: the "
         "loss above the least there is",
         fontsize=16,
     )
-    panels = figure.subplots(2, 3, sharex=True, sharey=True).flat
-    for axes, family in zip(panels, TUNED, strict=True):
+    panels = figure.subplots(rows, 3, sharex=True, sharey=True).flat
+    for axes in panels[len(TUNED) :]:
+        axes.set_visible(False)
+    for axes, family in zip(panels, TUNED, strict=False):
         for losses in runs.values():
             axes.plot(np.maximum(losses, FLOOR), color="0.88", linewidth=0.8)
         for name, color in zip(TUNED[family], COLORS, strict=False):

@@ -69,10 +69,15 @@ class Axes:
         """Whether an array is more than one matrix."""
         return self.split is not None or bool(self.of(shape)[2])
 
-    def sizes(self, shape: Shape) -> tuple[int, int]:
-        """How many inputs and outputs each matrix has, where nothing is split."""
-        inputs, outputs, _ = self.of(shape)
-        return _size(shape, inputs), _size(shape, outputs)
+    def blocks(self, shape: Shape) -> list[Shape]:
+        """The shapes of what `matrices` makes of an array of this shape."""
+        inputs, outputs, batch = (
+            tuple(axis + 1 for axis in each) for each in self.of(shape)
+        )
+        return [
+            (_size(part, (0, *batch)), _size(part, inputs), _size(part, outputs))
+            for part in self._part_shapes(shape)
+        ]
 
     def matrices(self, x: Array) -> list[Array]:
         """`x` as blocks of equal matrices, each (matrices, inputs, outputs)."""

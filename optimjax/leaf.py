@@ -5,7 +5,7 @@ import typing
 from collections.abc import Collection, Iterable
 from contextlib import nullcontext
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -38,16 +38,16 @@ class LeafState(Count):
     slots: Slots
     own: Slots
 
-    def skipping(self, paths: Iterable[Path]) -> "LeafState":
+    def skipping(self, paths: Iterable[Path]) -> Self:
         """The same state, with room for these slots' own number of steps."""
         own = counted_alone(self.own, self.count, self.slots, paths)
         return dataclasses.replace(self, own=own)
 
-    def after(self, moving: Collection[Path]) -> "LeafState":
+    def after(self, moving: Collection[Path]) -> Self:
         """The same state, with one step more counted for the slots that take one."""
         state = self.skipping(path for path in self.slots if path not in moving)
         own = {p: increment(n) if p in moving else n for p, n in state.own.items()}
-        return LeafState(increment(state.count), state.slots, Slots(own))
+        return dataclasses.replace(state, count=increment(state.count), own=Slots(own))
 
     def steps(self, path: Path) -> Array:
         """How many steps this slot has taken, int32, ()."""
@@ -155,7 +155,7 @@ class LeafRule(Rule):
             here = at(path, x)
             key = (id(here), x.dtype)
             if key not in casts:
-                casts[key] = _to_compute(here, x.dtype)
+                casts[key] = to_compute(here, x.dtype)
             made = typing.cast(LeafRule, casts[key]).init_leaf(x)
             slots[path] = jax.tree.map(self._stored, made)
         return LeafState(Count.zero().count, slots, Slots())
@@ -276,7 +276,7 @@ def _knows_its_loop(cls: type[LeafRule]) -> bool:
     return all(written("kernel") <= other for other in others)
 
 
-def _to_compute(tree: PyTree, dtype: DTypeLike) -> PyTree:
+def to_compute(tree: PyTree, dtype: DTypeLike) -> PyTree:
     """The floating leaves in the real, the complex ones in the complex `dtype`."""
 
     def one(leaf: Any) -> Any:
@@ -312,8 +312,8 @@ def in_compute_dtype(
     # mixture that strict promotion, where a user has asked for it, would refuse.
     complex_x = jnp.issubdtype(dtype, jnp.complexfloating)
     with jax.numpy_dtype_promotion("standard") if complex_x else nullcontext():
-        out = typing.cast(LeafRule, _to_compute(rule, dtype))._arithmetic(
-            _to_compute(state, dtype),
+        out = typing.cast(LeafRule, to_compute(rule, dtype))._arithmetic(
+            to_compute(state, dtype),
             cast(x, dtype),
             tuple(cast(each, dtype) for each in arrays),
             cast(t, real_part_dtype(dtype)),
@@ -346,6 +346,6 @@ def _eval_leaf(rule: LeafRule, state: PyTree, x: Array, t: Array) -> Array:
     dtype = compute_dtype(x.dtype)
     complex_x = jnp.issubdtype(dtype, jnp.complexfloating)
     with jax.numpy_dtype_promotion("standard") if complex_x else nullcontext():
-        return typing.cast(LeafRule, _to_compute(rule, dtype)).eval_leaf(
-            _to_compute(state, dtype), cast(x, dtype), cast(t, real_part_dtype(dtype))
+        return typing.cast(LeafRule, to_compute(rule, dtype)).eval_leaf(
+            to_compute(state, dtype), cast(x, dtype), cast(t, real_part_dtype(dtype))
         )

@@ -10,7 +10,7 @@ from jax import Array
 
 from optimjax.arrays import cast, widen
 from optimjax.leaf import LeafRule, LeafState
-from optimjax.paths import Path, Slots
+from optimjax.paths import Slots
 from optimjax.rule import OneFactor, Part, Rule, is_rule, rule
 from optimjax.treewide import PyTree, spread, steps_like
 
@@ -93,7 +93,7 @@ class Chain(Rule):
         own, params = last.descend(state[-1], params, steps, scale=scale, **context)
         return (*new, own), params
 
-    def parts(self, state: PyTree, slots: list[Path]) -> list[Part]:
+    def parts(self, state: PyTree, slots: Any) -> list[Part]:
         return [(r, s, slots) for r, s in zip(self.rules, state, strict=True)]
 
     def with_parts(self, rules: list[Rule]) -> Self:
@@ -109,7 +109,7 @@ class Wrapper(Rule):
 
     inner: Rule
 
-    def parts(self, state: PyTree, slots: list[Path]) -> list[Part]:
+    def parts(self, state: PyTree, slots: Any) -> list[Part]:
         return [(self.inner, state.inner, slots)]
 
     def with_parts(self, rules: list[Rule]) -> Self:
@@ -164,6 +164,14 @@ class LeafWrapper(Wrapper, LeafRule):
         super().__post_init__()
         if not self.watches:
             steps_stay(type(self).__name__, self.inner)
+        early = [r for r in every_rule(self.inner) if r.follows]
+        if early and not self.watches and not self.follows:
+            name = type(early[0]).__name__
+            raise ValueError(
+                f"{type(self).__name__}: {name} looks at the parameter after the step, "
+                f"but {type(self).__name__} would still change that step. Put {name} "
+                "around it, or after it in a Chain."
+            )
 
     def after_leaf(
         self, state: PyTree, x: Array, g: Array, step: Array, t: Array
@@ -214,6 +222,13 @@ def every_rule(rule: Rule) -> list[Rule]:
     return [rule, *(r for each in inner for r in every_rule(each))]
 
 
+def per_example(rule: Rule) -> bool:
+    """Whether the first rule to be shown gradients takes those of each example."""
+    while isinstance(rule, Chain) and rule.rules:
+        rule = rule.rules[0]
+    return rule.per_example
+
+
 def steps_stay(changes: str, inner: Rule) -> None:
     """ValueError if a rule inside would undo what is changed of its steps."""
     ends = [r for r in every_rule(inner) if r.ends]
@@ -239,9 +254,7 @@ def sees_gradients(who: str, inner: Rule) -> None:
         )
 
 
-def walk(
-    rule: Rule, state: PyTree, slots: list[Path]
-) -> Iterable[tuple[Rule, PyTree, list[Path]]]:
+def walk(rule: Rule, state: PyTree, slots: Any) -> Iterable[Part]:
     """A rule and all the rules inside it, each with its state and its slots."""
     own, mine = rule.own_state(state), slots
     if isinstance(own, LeafState):  # a matrix rule leaves others to its `aux`

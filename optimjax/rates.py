@@ -47,7 +47,7 @@ def learning_rates(
         if len(rates) != 1
     }
     if problems:
-        remedy = f"Around what needs {owner} have one rule with a `learning_rate`."
+        remedy = "Inside it, one rule with a `learning_rate` is to act on each of them."
         raise ValueError(complain(owner, problems, remedy))
     arrays: dict[int, Array] = {}  # one for all slots that share a rate
     for (rate,) in found.values():
@@ -68,7 +68,7 @@ def _rates(
     missing = [path for path, rates in found.items() if not rates]
     if own is None or not missing:
         return found
-    count = getattr(rule.own_state(state), "count", None)
+    count: Any = getattr(rule.own_state(state), "count", None)
     rate = evaluate(own, count)
     for path in missing:
         here = rate

@@ -35,7 +35,7 @@ from optimjax.treewide import PyTree, spread, steps_like
 __all__ = ["Rule", "rule"]
 
 Places: TypeAlias = Mapping[Path, Mapping[Path, Any]]
-Part: TypeAlias = tuple["Rule", PyTree, list[Path]]
+Part: TypeAlias = tuple["Rule", PyTree, Any]  # and the paths of its slots
 Selection: TypeAlias = typing.Annotated[Any, WHERE]
 AxesOf: TypeAlias = typing.Annotated[Any, AXES]
 Option: TypeAlias = typing.Annotated[Any, OPTION]
@@ -147,6 +147,8 @@ class Rule:
         ends: whether it says where the parameter goes, so that a step which another
             rule changed afterwards would be undone by the next.
         freezes: whether its slots are never moved; `setup` freezes them.
+        per_example: whether its gradients have a first axis more, which numbers the
+            examples.
         by_path: whether hyperparameters may differ by path.
         ranges: `{name: (low, high, high_excluded)}`, where a hyperparameter's range
             differs from the usual one for its name; None for no check.
@@ -188,6 +190,7 @@ class Rule:
     follows: ClassVar[bool] = False
     ends: ClassVar[bool] = False
     freezes: ClassVar[bool] = False
+    per_example: ClassVar[bool] = False
     by_path: ClassVar[bool] = False
     ranges: ClassVar[dict[str, tuple[float, float, bool] | None]] = {}
     whole: ClassVar[tuple[str, ...]] = ()
@@ -373,8 +376,12 @@ class Rule:
 
     # Rules inside -------------------------------------------------------------------
 
-    def parts(self, state: PyTree, slots: list[Path]) -> list[Part]:
-        """The rules inside, each with its own state and the slots that it acts on."""
+    def parts(self, state: PyTree, slots: Any) -> list[Part]:
+        """The rules inside, each with its own state and the slots that it acts on.
+
+        Args:
+            slots: paths. From a rule that may not have been bound: {path: leaf}.
+        """
         return []
 
     def with_parts(self, rules: list["Rule"]) -> Self:

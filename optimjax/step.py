@@ -15,12 +15,13 @@ from optimjax.arrays import buffer, cast_like, is_traced, widen
 from optimjax.frame import Frame, framed
 from optimjax.hyper import ByPath, Hyper, canonical, check_range, evaluate
 from optimjax.layout import Layout
+from optimjax.nested import per_example
 from optimjax.paths import Path, Slots, complain
 from optimjax.reading import scale_of
 from optimjax.rule import Rule, is_rule
 from optimjax.state import State, as_state
 from optimjax.training import check_shapes, descend
-from optimjax.treewide import squared_length
+from optimjax.treewide import check_batch, squared_length
 
 __all__ = ["Step", "make_step"]
 
@@ -33,6 +34,8 @@ def make_step(
     has_aux: bool = False,
     donate: bool = False,
     sam: Hyper | None = None,
+    sampled_loss: Callable[..., Any] | None = None,
+    per_example: bool = False,
 ) -> "Step":
     """A compiled training step: `state, model, value = step(state, model, *batch)`.
 
@@ -56,6 +59,13 @@ def make_step(
             gradient is taken a second time, at `sam` (0.05, say, in the unit of the
             parameters; or a schedule) uphill of the model. Value and aux are those at
             the model.
+        sampled_loss: function of `(model, key, *batch)` that returns the loss with
+            labels drawn from what the model predicts, as a real scalar, for rules that
+            need it: `Sophia(estimate=gauss_newton_bartlett(batch_size))`.
+        per_example: take the gradient of each example apart, for `PrivateGradients`.
+            `loss` is of ONE example: each array of the batch has a first axis that
+            numbers them, and the loss gets one member. Value is the mean; aux is
+            stacked. The gradients of all examples are in memory at once.
     Returns: a `Step`; `step.scan(state, model, *batches)` takes many steps at once.
 
     >>> import optimjax as oj
@@ -78,7 +88,12 @@ def make_step(
         if isinstance(sam, ByPath):
             raise TypeError("make_step: sam differs by path, expected one radius.")
         check_range("make_step", "sam", sam, (0.0, math.inf, False))
-    return Step(loss, has_aux, donate, sam)
+    if per_example and sam is not None:
+        raise TypeError(
+            "make_step: sam and per_example, expected one: sam moves the model along "
+            "the gradient of the whole batch."
+        )
+    return Step(loss, has_aux, donate, sam, sampled_loss, per_example)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +104,8 @@ class Step(Generic[Model]):
     has_aux: bool = False
     donate: bool = False
     sam: Any = None
+    sampled_loss: Callable[..., Any] | None = None
+    per_example: bool = False
 
     def __call__(
         self, state: State, model: Model, *batch: Any
@@ -129,6 +146,7 @@ class Step(Generic[Model]):
     ) -> Any:
         if not isinstance(state, State):
             as_state(state, "step")
+        self._check_rule(state.rule)
         ties = state.ties.confirmed("step", model)
         if ties is not state.ties:
             state = dataclasses.replace(state, ties=ties)
@@ -160,6 +178,19 @@ class Step(Generic[Model]):
             raise
         state = State(state.rule, inner, ties, state.frozen)
         return state, frame.rebuild(params, leaves), out
+
+    def _check_rule(self, rule: Rule) -> None:
+        """ValueError if the rule is for other gradients than are taken."""
+        if self.per_example and not per_example(rule):
+            raise ValueError(
+                f"step: per_example, but {rule!r} takes the gradient of a whole batch, "
+                "expected PrivateGradients, or a Chain that begins with it."
+            )
+        if not self.per_example and per_example(rule):
+            raise ValueError(
+                "step: PrivateGradients takes the gradient of each example. Use "
+                "make_step(loss, per_example=True), with a loss of one example."
+            )
 
     def _givable(
         self, frame: Frame, params: tuple[Any, ...], kept: tuple[Any, ...]
@@ -255,7 +286,10 @@ class Step(Generic[Model]):
     ) -> tuple[Any, tuple[Array, ...], Any]:
         state = State(rule, inner, frame.ties, frame.still)
 
-        def objective(params: tuple[Array, ...]) -> Any:
+        if self.per_example:
+            check_batch(batch)
+
+        def objective(params: tuple[Array, ...], batch: tuple[Any, ...]) -> Any:
             model = frame.build(params, others, rest)
             out = self.loss(model, *batch)
             if self.has_aux != isinstance(out, tuple):
@@ -273,13 +307,21 @@ class Step(Generic[Model]):
         check_shapes("step", state.ties, slots.values(), whole=whole)
         scale = scale_of(state)
 
-        def scaled(params: tuple[Array, ...]) -> Any:
-            value, aux = objective(params)
+        def over_examples(function: Callable[..., Any]) -> Callable[..., Any]:
+            return jax.vmap(function, (None, 0)) if self.per_example else function
+
+        def mean(value: Array) -> Array:
+            return jnp.mean(value) if self.per_example else value
+
+        def scaled(params: tuple[Array, ...], batch: tuple[Any, ...]) -> Any:
+            value, aux = objective(params, batch)
             return value if scale is None else widen(value) * scale, (value, aux)
 
         def descent(params: tuple[Array, ...]) -> Any:
-            (_, out), grads = jax.value_and_grad(scaled, has_aux=True)(params)
-            return out, tuple(g.conj() if jnp.iscomplexobj(g) else g for g in grads)
+            gradient = over_examples(jax.value_and_grad(scaled, has_aux=True))
+            (_, (value, aux)), grads = gradient(params, batch)
+            grads = tuple(g.conj() if jnp.iscomplexobj(g) else g for g in grads)
+            return (mean(value), aux), grads
 
         (value, aux), grads = descent(params)
         if self.sam is not None:
@@ -289,12 +331,23 @@ class Step(Generic[Model]):
         for i, g in zip(frame.trained, grads, strict=True):
             summed[names[i]] = g
 
-        def value_fn(slots: dict[Path, Array]) -> Array:
+        def moved(slots: dict[Path, Array]) -> tuple[Array, ...]:
             # A rule for a part of the model moves that part alone.
-            moved = {**held, **slots}
-            return objective(tuple(moved[names[i]] for i in frame.trained))[0]
+            every = {**held, **slots}
+            return tuple(every[names[i]] for i in frame.trained)
 
-        state, slots = descend(state, slots, summed, value=value, value_fn=value_fn)
+        def value_fn(slots: dict[Path, Array]) -> Array:
+            return mean(over_examples(objective)(moved(slots), batch)[0])
+
+        context: dict[str, Any] = {"value": value, "value_fn": value_fn}
+        sampled = self.sampled_loss
+        if sampled is not None:
+
+            def sampled_value_fn(slots: dict[Path, Array], key: Array) -> Array:
+                return sampled(frame.build(moved(slots), others, rest), key, *batch)
+
+            context["sampled_value_fn"] = sampled_value_fn
+        state, slots = descend(state, slots, summed, **context)
         new = tuple(slots[names[i]] for i in frame.trained)
         return state.inner, new, (value, aux) if self.has_aux else value
 

@@ -24,12 +24,20 @@ from optimjax.finding import TiesArg, find_ties
 from optimjax.hyper import is_schedule
 from optimjax.layout import NOT_THE_TREE, Layout, is_float0
 from optimjax.leaf import skipping
-from optimjax.nested import every_rule, walk
-from optimjax.paths import Path, Slots, Where, branches, complain, spell
+from optimjax.nested import every_rule, per_example, walk
+from optimjax.paths import (
+    Path,
+    Slots,
+    Where,
+    branches,
+    complain,
+    spell,
+    with_paths,
+)
 from optimjax.rule import Rule, is_rule
 from optimjax.state import State, as_state
 from optimjax.ties import Ties
-from optimjax.treewide import PyTree
+from optimjax.treewide import LOSSES, PER_EXAMPLE, PyTree
 
 __all__ = ["align", "setup", "update"]
 
@@ -179,9 +187,11 @@ def update(
         grads: a tree like it. None, for a leaf or a branch, means no step there: the
             parameter and all that is kept for it stay bit for bit as they are. A
             complex gradient is a direction to go against, which is the CONJUGATE of
-            what `jax.grad` gives (`make_step` conjugates by itself).
-        **context: what some rules need besides, such as `value=` (the loss) or
-            `value_fn=` (a function of the model).
+            what `jax.grad` gives (`make_step` conjugates by itself). For
+            `PrivateGradients` each has a first axis more, which numbers the examples.
+        **context: what some rules need besides, such as `value=` (the loss),
+            `value_fn=` (a function of the model) or `sampled_value_fn=` (one of the
+            model and a key, as `gauss_newton_bartlett` needs it).
     Returns: the new state, of the same structure, shapes and dtypes; and the new model,
         in which tied places hold one object.
     Raises:
@@ -213,14 +223,33 @@ def move(
     state = dataclasses.replace(state, ties=ties)
     layout, leaves = state.ties.take_apart("update", model)
     check_shapes("update", ties, layout.gather(leaves))
-    summed = layout.accumulate(leaves, grads)
-    if "value_fn" in context:
-        of_model = context["value_fn"]
-        context["value_fn"] = lambda params: of_model(layout.scatter(params, leaves))
+    if per_example(state.rule):
+        summed = _of_each_example(layout, leaves, grads)
+    else:
+        summed = layout.accumulate(leaves, grads)
+    for name in context.keys() & {*LOSSES}:
+
+        def of_slots(slots: Any, *args: Any, of_model: Any = context[name]) -> Any:
+            return of_model(layout.scatter(slots, leaves), *args)
+
+        context[name] = of_slots
     state, new = descend(state, named_params(layout, leaves), summed, **context)
     still = set(state.frozen)
     moved = Slots((path, x) for path, x in new.items() if path not in still)
     return state, layout, leaves, moved
+
+
+def _of_each_example(layout: Layout, leaves: list[Any], grads: PyTree) -> Slots:
+    """`layout.accumulate` for gradients with a first axis, which numbers examples."""
+    given = {p: np.shape(g) for p, g in with_paths(grads).items()}
+    sizes = {shape[:1] for shape in given.values()}
+    if len(sizes) > 1 or () in sizes:
+        what = "expected a first axis of one length, which numbers the examples"
+        shapes = {p: f"gradient has shape {each}, {what}" for p, each in given.items()}
+        raise ValueError(complain("update", shapes, PER_EXAMPLE))
+    if not given:
+        return layout.accumulate(leaves, grads)
+    return jax.vmap(lambda grads: layout.accumulate(leaves, grads))(grads)
 
 
 def descend(
@@ -240,11 +269,13 @@ def descend(
             f"update: {wanted}, not given. Call update(state, model, grads, {call}), "
             "or use make_step."
         )
-    if "value_fn" in context:  # rules work on wide arrays, the loss on the model's own
-        of_slots = context["value_fn"]
-        context["value_fn"] = lambda slots: of_slots(
-            Slots({path: cast_like(x, params[path]) for path, x in slots.items()})
-        )
+    for name in context.keys() & {*LOSSES}:
+        # Rules work on wide arrays, the loss on the model's own.
+        def of_wide(slots: Any, *args: Any, of_slots: Any = context[name]) -> Any:
+            own = Slots({p: cast_like(x, params[p]) for p, x in slots.items()})
+            return of_slots(own, *args)
+
+        context[name] = of_wide
     frozen = set(state.frozen)
     moving = Slots((p, None if p in frozen else g) for p, g in grads.items())
     inner, new = state.rule.descend(state.inner, params, moving, **context)

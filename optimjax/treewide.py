@@ -1,7 +1,7 @@
 """What rules over whole trees share: a count, gradients beside parameters, dtypes."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any, TypeAlias
 
@@ -15,6 +15,24 @@ from optimjax.paths import Path, complain, with_paths
 __all__ = ["Count", "spread", "steps_like"]
 
 PyTree: TypeAlias = Any
+
+# What `update` is given as functions of the model, and rules as functions of the slots.
+LOSSES = ("value_fn", "sampled_value_fn")
+
+
+def loss_of_slots(loss: Callable[..., Array], params: PyTree) -> Callable[..., Array]:
+    """A function of a tree as one of `{path: array}`; slots not in it are as they are.
+
+    Args:
+        loss: function of `params` and perhaps more.
+    """
+    named, structure = with_paths(params), jax.tree.structure(params)
+
+    def of_slots(slots: Mapping[Path, Array], *args: Any) -> Array:
+        leaves = [slots.get(path, leaf) for path, leaf in named.items()]
+        return loss(structure.unflatten(leaves), *args)
+
+    return of_slots
 
 
 @jax.tree_util.register_dataclass
@@ -82,3 +100,42 @@ def steps_like(params: PyTree, steps: PyTree) -> PyTree:
     return jax.tree.map(
         lambda x, s: None if s is None else cast(s, jnp.asarray(x).dtype), params, steps
     )
+
+
+PER_EXAMPLE = (
+    "Take the gradients by make_step(loss, per_example=True), or by vmap over examples."
+)
+
+
+def count_examples(
+    function: str, params: Mapping[Path, Any], grads: Mapping[Path, Any]
+) -> int:
+    """How many examples there are gradients of, one each on the first axis.
+
+    Raises: ValueError if a gradient has not that axis, or their numbers differ.
+    """
+    shapes = {path: jnp.shape(g) for path, g in grads.items()}
+    wrong = {}
+    for path, shape in shapes.items():
+        right = jnp.shape(params[path])
+        if shape[1:] != right or len(shape) != len(right) + 1:
+            expected = ", ".join(["examples", *map(str, right)])
+            wrong[path] = f"gradient has shape {shape}, expected ({expected})"
+    if not wrong and len({shape[0] for shape in shapes.values()}) > 1:
+        wrong = {p: f"gradients of {shape[0]} examples" for p, shape in shapes.items()}
+    if wrong:
+        raise ValueError(complain(function, wrong, PER_EXAMPLE))
+    (examples,) = {shape[0] for shape in shapes.values()}
+    if examples == 0:
+        raise ValueError(f"{function}: no examples, expected one at least.")
+    return examples
+
+
+def check_batch(batch: tuple[Any, ...]) -> None:
+    """ValueError unless all arrays of a batch have the same number of examples."""
+    shapes = [jnp.shape(x) for x in jax.tree.leaves(batch)]
+    if len({shape[:1] for shape in shapes}) != 1 or not any(shapes[0][:1]):
+        raise ValueError(
+            f"step: per_example, and a batch of shapes {shapes}, expected a first axis "
+            "of one length, at least 1, which numbers the examples."
+        )

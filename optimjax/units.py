@@ -41,6 +41,18 @@ def each_matrix(axes: Axes, function: Callable[..., Array], *arrays: Array) -> A
     return joined(axes, made, arrays[0])
 
 
+def each_unit(axes: Axes, function: Callable[..., Array], *arrays: Array) -> Array:
+    """`function(*arrays, inputs)` of arrays that are alike, which keeps their shape.
+
+    `inputs` are the axes to sum over for each output unit of each matrix; the arrays
+    have such.
+    """
+    if axes.split is None:  # left in shape: a mesh may have it in parts
+        return function(*arrays, axes.of(arrays[0].shape)[0])
+    several = zip(*(blocks(axes, x) for x in arrays), strict=True)
+    return joined(axes, [function(*each, (1,)) for each in several], arrays[0])
+
+
 def apart(axes: Axes, function: Callable[..., Array], *arrays: Array) -> Array:
     """`function` of whole arrays, or, if `axes` tells several in one, of each."""
     if axes.batch == () and axes.split is None:
@@ -63,7 +75,7 @@ def _reading(axes: Axes, shape: tuple[int, ...]) -> tuple[Axes, tuple[int, ...]]
 
     batch, split = present(axes.batch), axes.split
     if split is not None:
-        split = (*present(split[0]), split[1])
+        split = (present(split[0])[0], split[1])
     if len(shape) < 2:
         outputs = tuple(axis for axis in range(len(shape)) if axis not in batch)
     else:

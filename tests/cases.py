@@ -87,6 +87,9 @@ SETTINGS = {
             "weight_decay": 0.07,
         }
     ],
+    # With noise, but not so much that steps go uphill.
+    "PrivateGradients": [{"max_norm": 3.3, "noise_multiplier": 0.01, "seed": 3}],
+    "DoG": [{"reps_rel": 0.03, "by_layer": True}],
     "Dion": [{"learning_rate": 0.07, "momentum": 0.7, "rank": 2, "seed": 3}],
     "Scion": [
         {
@@ -113,7 +116,7 @@ SETTINGS = {
     "AdamMini": [
         {
             "learning_rate": 0.11,
-            "blocks": lambda path, x: 2 if x.shape[-1:] == (4,) else "elements",
+            "blocks": lambda path, x: 2 if x.shape == (3, 4) else "elements",
         }
     ],
     # Without a line search, and with steps that float32 can tell from nothing.
@@ -125,12 +128,16 @@ SETTINGS = {
             "line_search": None,
         }
     ],
+    "AdaHessian": [
+        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.03, "every": 2},
+    ],
+    "Sophia": [
+        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.8, "gamma": 1.7, "eps": 0.03},
+    ],
     # Some of the gradients are longer than the first, some shorter.
     "ClipByGlobalNorm": [{"max_norm": 2.5}, {"max_norm": 0.4}],
 }
 
-# Kernels (out, in). Biases have one axis, which numbers the outputs in any layout.
-TRANSPOSED = oj.Axes(outputs=0)
 ON_MATRICES = {"where": lambda path, x: x.ndim == 2}
 
 VARIANTS = {
@@ -259,6 +266,7 @@ VARIANTS = {
         {"learning_rate": 0.11, "optimism": 0.6, "nesterov": True},
         {"learning_rate": 0.11, "optimism": 0.6, "double_first": True},
     ],
+    # Some units meet the first delta, and one only just; whole arrays the second.
     "AdaGrad": [
         {"learning_rate": 0.11, "eps": 0.03, "eps_root": 0.02, "weight_decay": 0.17},
         {
@@ -310,6 +318,157 @@ VARIANTS = {
             "couple": True,
         },
         {"learning_rate": 0.3, "min_dim_size_to_factor": None},
+    ],
+    "Muon": [
+        {"learning_rate": 0.11, "momentum": 0.7, "eps": 0.3, "nesterov": False},
+        {
+            "learning_rate": 0.11,
+            "coefficients": "polar_express",
+            "scale": "rms",
+            "debias": True,
+        },
+        {
+            "learning_rate": 0.11,
+            "iterations": 3,
+            "prescale": "aol",
+            "scale": "spectral",
+            "dual_norm": True,
+        },
+        {"coefficients": ((2.0, -1.5, 0.5), (1.5, -0.5, 0.0)), "prescale": "schatten"},
+        {"coefficients": "dion", "prescale": "spectral", "scale": None},
+    ],
+    "NorMuon": [{"learning_rate": 0.11, "b2": 0.7, "eps": 0.3, "eps_v": 0.2}],
+    "AdaMuon": [
+        {"learning_rate": 0.3, "momentum": 0.7, "b2": 0.7, "eps": 0.3, "rms": 0.7},
+        {"learning_rate": 0.3, "sign": False, "nesterov": True, "eps_v": 0.2},
+    ],
+    "ADOPT": [
+        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.3, "clip_power": 0.4},
+        {"learning_rate": 0.11, "b2": 0.95, "eps": 0.6, "clip_power": None},
+    ],
+    "AdEMAMix": [
+        {
+            "learning_rate": 0.11,
+            "b1": 0.7,
+            "b2": 0.95,
+            "b3": 0.97,
+            "alpha": 2.3,
+            "eps": 0.03,
+            "eps_root": 0.02,
+        },
+        # Steps before, at and after the end of the warm-up.
+        {"learning_rate": 0.11, "b1": 0.7, "b3": 0.97, "alpha": 2.3, "warmup": 7.0},
+    ],
+    "SimplifiedAdEMAMix": [
+        {
+            "learning_rate": 0.11,
+            "b1": 0.7,
+            "b2": 0.85,
+            "alpha": 2.3,
+            "eps": 0.03,
+            "eps_root": 0.02,
+        }
+    ],
+    "LaProp": [{"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.03}],
+    "MADGRAD": [{"learning_rate": 0.11, "momentum": 0.7, "eps": 0.03}],
+    "AdamAtan2": [{"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "a": 0.8, "b": 1.7}],
+    "StableAdam": [
+        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.8, "eps": 0.3, "weight_decay": 0.17},
+        {
+            "learning_rate": 0.11,
+            "b2": 0.95,
+            "weight_decay": 0.17,
+            "decay_where": lambda path, x: x.ndim == 2,
+        },
+    ],
+    # The first is between its bounds at times; the second is always at one of them.
+    "AdaBound": [
+        {
+            "learning_rate": 0.11,
+            "b1": 0.7,
+            "b2": 0.95,
+            "final_rate": 0.13,
+            "gamma": 0.3,
+            "eps": 0.03,
+        },
+        {"learning_rate": 0.11, "final_rate": 0.07, "gamma": 20.0},
+    ],
+    "ACProp": [
+        {"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.03, "eps_root": 0.02}
+    ],
+    "Grams": [{"learning_rate": 0.11, "b1": 0.7, "b2": 0.95, "eps": 0.03}],
+    "Tiger": [{"learning_rate": 0.11, "b1": 0.7}],
+    # A delta just above the cosines of the first gradient: of its columns, whose
+    # number is the unit's, and of the whole array.
+    "AdamP": [
+        {
+            "learning_rate": 0.11,
+            "b1": 0.7,
+            "b2": 0.95,
+            "eps": 0.03,
+            "delta": 1.065,
+            "weight_decay": 0.17,
+            "decay_ratio": 0.3,
+        },
+        {
+            "learning_rate": 0.11,
+            "delta": 0.307,
+            "weight_decay": 0.17,
+            "nesterov": True,
+        },
+    ],
+    "SGDP": [
+        {
+            "learning_rate": 0.03,
+            "momentum": 0.7,
+            "dampening": 0.3,
+            "delta": 1.065,
+            "weight_decay": 0.17,
+            "decay_ratio": 0.3,
+            "eps": 0.03,
+        },
+        {
+            "learning_rate": 0.03,
+            "momentum": 0.7,
+            "delta": 0.307,
+            "weight_decay": 0.17,
+            "nesterov": True,
+        },
+    ],
+    "SOAP": [
+        {"learning_rate": 0.07, "b1": 0.8, "b2": 0.7, "eps": 0.05, "every": 3},
+        {"learning_rate": 0.07, "shampoo_decay": 0.6, "eps": 0.05, "every": 2},
+        {"learning_rate": 0.07, "one_sided": True, "bias_correction": False},
+        {"max_dim": 3, "every": 4},
+    ],
+    "Shampoo": [
+        {
+            "learning_rate": 0.07,
+            "b1": 0.7,
+            "b2": 0.8,
+            "eps": 0.05,
+            "start": 2,
+            "graft_eps": 0.05,
+        },
+        {"eps": 0.05, "start": 0, "every": 3, "graft": "adagrad", "nesterov": False},
+        {"graft": None, "block_size": 2, "start": 0, "eps": 0.05, "b2": 0.9},
+        {"graft": "sgd", "eps": 0.05, "start": 1, "b2": 0.9},
+    ],
+    "SPlus": [
+        {"learning_rate": 0.07, "b1": 0.7, "b2": 0.8, "every": 3},
+        {"learning_rate": 0.07, "b1": 0.7, "b2": 0.8, "every": 2, "max_dim": 3},
+    ],
+    "PSGDKron": [
+        {
+            "learning_rate": 0.07,
+            "b1": 0.7,
+            "precond_rate": 0.2,
+            "max_rms": 0.9,
+            "update_probability": 0.5,
+            "balance_probability": 0.5,
+            "init_scale": 0.5,
+        },
+        {"max_dim": 3, "momentum_into": False, "init_scale": 0.5},
     ],
     "Dion": [{"learning_rate": 0.07, "rank": 0.5, "momentum": 0.7, "eps": 0.7}],
     "Scion": [
@@ -377,14 +536,79 @@ VARIANTS = {
         {"learning_rate": 0.7, "memory": 2},
         {"learning_rate": 0.11, "memory": 2, "keep_negative": True},
     ],
+    "AdaHessian": [
+        {"learning_rate": 0.11, "b2": 0.95, "hessian_power": 0.6, "every": 3},
+    ],
+    "Sophia": [
+        {
+            "learning_rate": 0.11,
+            "b1": 0.7,
+            "b2": 0.8,
+            "gamma": 1.7,
+            "clip": 0.3,
+            "every": 3,
+            "stale": True,
+        }
+    ],
+    "Prodigy": [
+        {"d0": 0.03, "b1": 0.7, "b2": 0.95, "eps": 0.3, "weight_decay": 0.17},
+        {"d0": 0.003, "b3": 0.8, "d_coef": 30.0, "safeguard_warmup": True},
+        {
+            "learning_rate": 0.3,
+            "d0": 0.003,
+            "d_coef": 17.0,
+            "growth_rate": 1.3,
+            "bias_correction": False,
+            "safeguard_warmup": True,
+            "weight_decay": 0.17,
+            "decay_where": lambda path, x: x.ndim == 2,
+        },
+    ],
+    "DAdaptSGD": [
+        {"learning_rate": 0.7, "momentum": 0.6, "d0": 0.03},
+        {"learning_rate": 7.0, "d0": 0.3, "growth_rate": 1.03},
+    ],
+    "DAdaptAdam": [
+        {"d0": 0.03, "b1": 0.7, "b2": 0.95, "eps": 0.3, "weight_decay": 0.17},
+        {
+            "learning_rate": 30.0,
+            "d0": 0.3,
+            "b1": 0.5,
+            "b2": 0.6,
+            "growth_rate": 1.001,
+            "bias_correction": False,
+            "weight_decay": 0.17,
+            "decay_where": lambda path, x: x.ndim == 2,
+        },
+    ],
+    "DAdaptLion": [
+        {"learning_rate": 0.7, "b1": 0.7, "b2": 0.8, "d0": 0.03},
+        {"learning_rate": 7.0, "b2": 0.8, "d0": 1.0},
+    ],
+    "DoG": [
+        {"learning_rate": 0.7, "reps_rel": 0.03, "eps": 0.3},
+        {"init_distance": 0.03, "by_layer": True},
+        {"init_rate": 0.03},
+    ],
+    "DoWG": [{"learning_rate": 0.7, "init_distance_sq": 0.03, "eps": 0.3}],
+    "MoMo": [
+        {"learning_rate": 0.03, "b1": 0.7, "lower_bound": 0.6, "weight_decay": 0.17},
+        {"lower_bound": 0.6, "adapt_lower_bound": True},
+    ],
+    "MoMoAdam": [
+        {"learning_rate": 0.03, "b1": 0.7, "b2": 0.95, "weight_decay": 0.17},
+        {"learning_rate": 0.7, "eps": 0.03, "lower_bound": 0.6},
+        {"learning_rate": 0.7, "lower_bound": 0.6, "adapt_lower_bound": True},
+    ],
+    "COCOB": [{"learning_rate": 0.6, "alpha": 3.0, "eps": 0.7}],
     "ClipByValue": [{"max_value": 0.6}],
     "ClipByNorm": [{"max_norm": 0.7, "p": 0.6}, {"max_norm": 0.3, "p": math.inf}],
     "ClipByBlockRMS": [{"max_rms": 0.6}],
-    "AdaptiveClip": [{"clipping": 0.3, "eps": 1.7, "axes": TRANSPOSED}],
+    "AdaptiveClip": [{"clipping": 0.3, "eps": 1.7, "axes": oj.Axes(outputs=-2)}],
     "SignDecay": [{"weight_decay": 0.17, **ON_MATRICES}],
     "CautiousWeightDecay": [{"weight_decay": 0.17, **ON_MATRICES}],
     "Scale": [{"factor": -0.3}],
-    "Centralize": [{"axes": TRANSPOSED}],
+    "Centralize": [{"axes": oj.Axes(outputs=-2)}],
     "Normalize": [{"norm": 0.7, "eps": 0.3}],
     "AddNoise": [{"gamma": 0.3}],
     "TrustRatio": [{"coefficient": 0.3, "min_norm": 2.7, "eps": 0.2}],
@@ -412,6 +636,10 @@ def matrices(path, x):
 INNER = (oj.SGD(0.05, momentum=0.85), oj.AdamW(1e-2))
 
 HOLDING = {
+    "MARS": [
+        oj.MARS(INNER[0], gamma=0.3, b1=0.8, max_norm=2.0),
+        oj.MARS(INNER[1], gamma=0.2, b1=0.7, exact=True),
+    ],
     "Accumulate": [oj.Accumulate(inner, every=3) for inner in INNER],
     "SkipNonFinite": [oj.SkipNonFinite(inner, give_up_after=3) for inner in INNER],
     "ApplyIf": [oj.ApplyIf(inner, wide_awake) for inner in INNER],
@@ -424,6 +652,8 @@ HOLDING = {
     "SWA": [oj.SWA(inner, start=2) for inner in INNER],
     "Lookahead": [oj.Lookahead(inner, period=3) for inner in INNER],
     "ScheduleFree": [oj.ScheduleFree(inner) for inner in INNER],
+    "Mechanic": [oj.Mechanic(inner, s_init=0.03) for inner in INNER],
+    "TRAC": [oj.TRAC(inner, s_init=0.03) for inner in INNER],
     "MixedPrecision": [oj.MixedPrecision(inner) for inner in INNER],
     "Monitor": [oj.Monitor(inner) for inner in INNER],
     "Cautious": [
@@ -469,9 +699,18 @@ def rule_classes():
     }
 
 
+# These need more than gradients and values; tests of their own have their oracles.
+ELSEWHERE = {"AdaHessian", "Sophia", "PrivateGradients"}
+
+
 def arithmetic_rules():
     """Those with arithmetic of their own; the others pass on that of what they hold."""
-    return [cls for cls in rule_classes().values() if "rule" not in cls._kinds.values()]
+    return [
+        cls
+        for name, cls in rule_classes().items()
+        if name not in ELSEWHERE
+        and (issubclass(cls, oj.MatrixRule) or "rule" not in cls._kinds.values())
+    ]
 
 
 def required(cls):

@@ -1,8 +1,10 @@
 """Rules of optax.contrib, and torch's Muon: step by step where the peer went."""
 
+import inspect
+
 import jax
 import pytest
-from recordings import OPTAX_SCHEDULES, recorded, recorded_problem
+from recordings import OPTAX_SCHEDULES, recorded, recorded_problem, renamed
 from test_trajectories import assert_as_recorded, train
 
 import optimjax as oj
@@ -12,7 +14,7 @@ RECORDS = {r["id"]: r for r in recorded("contrib")["trajectories"]}
 
 def scheduled(value):
     """A number, or a schedule by the peer's name for it."""
-    if isinstance(value, dict):
+    if isinstance(value, dict) and "$schedule" in value:
         return OPTAX_SCHEDULES[value["$schedule"]](**value["kwargs"])
     return value
 
@@ -56,23 +58,89 @@ def torch_muon(s):
 def optax_galore(s):
     """optax projects the longer side; other slots take the same Adam."""
     rate = s["learning_rate"]
-    return oj.GaLore(
-        rate,
-        rank=s["rank"],
-        every=s.get("update_proj_gap", 200),
-        scale=s.get("scale", 1.0),
-        side="longer",
-        aux=oj.Adam(rate),
+    return oj.GaLore(rate, rank=s["rank"], scale=1.0, side="longer", aux=oj.Adam(rate))
+
+
+def decaying(cls):
+    """Our rule from the peer's settings, with its decay beside the direction."""
+
+    def make(settings):
+        decay = settings.pop("weight_decay", 0.0)
+        return oj.Chain(
+            cls(**settings), oj.WeightDecay(settings["learning_rate"] * decay)
+        )
+
+    return make
+
+
+def adopt(settings):
+    if not settings.pop("use_clipping", True):
+        settings["clip_power"] = None
+    return oj.ADOPT(**settings)
+
+
+def madgrad(settings):
+    decay = settings.pop("weight_decay", 0.0)
+    return oj.Chain(oj.WeightDecay(decay), oj.MADGRAD(**settings))
+
+
+def rule_in_words(name, **words):
+    """A function of the peer's settings, some of which have other names here.
+
+    Decay that our rule does not have comes before it, as an L2 penalty.
+    """
+
+    def make(settings):
+        ours = renamed(settings, **words)
+        takes = inspect.signature(getattr(oj, name)).parameters
+        decay = None if "weight_decay" in takes else ours.pop("weight_decay", None)
+        rule = getattr(oj, name)(**ours)
+        return rule if decay is None else oj.Chain(oj.WeightDecay(decay), rule)
+
+    return make
+
+
+def dog(settings):
+    kind, value = settings.pop("init_step", ("heuristic", 1e-6))
+    names = {"heuristic": "reps_rel", "distance": "init_distance"}
+    name = names.get(kind, "init_rate")
+    return rule_in_words("DoG")({**settings, name: value})
+
+
+def mechanize(settings):
+    inner = settings.pop("base_optimizer")
+    rule = {"sgd": oj.SGD, "adam": oj.Adam}[inner["$optimizer"]](**inner["kwargs"])
+    return oj.Mechanic(
+        rule, **renamed(settings, weight_decay="decay", num_betas="betas")
     )
 
 
+ESTIMATE = {"betas": ("b1", "b2"), "estim_lr0": "d0"}
+
 # The peer's name -> its settings turned into our rule.
 RULES = {
+    "contrib.prodigy": rule_in_words(
+        "Prodigy", beta3="b3", estim_lr_coef="d_coef", **ESTIMATE
+    ),
+    "contrib.dadapt_adamw": rule_in_words("DAdaptAdam", **ESTIMATE),
+    "contrib.dog": dog,
+    "contrib.dowg": rule_in_words("DoWG", init_estim_sq_dist="init_distance_sq"),
+    "contrib.momo": rule_in_words("MoMo", beta="b1"),
+    "contrib.momo_adam": rule_in_words("MoMoAdam"),
+    "contrib.cocob": rule_in_words("COCOB"),
+    "contrib.mechanize": mechanize,
     "contrib.muon": optax_muon,
     "contrib.galore": optax_galore,
     "Muon": torch_muon,
+    "contrib.acprop": decaying(oj.ACProp),
+    "contrib.ademamix": decaying(oj.AdEMAMix),
+    "contrib.adopt": adopt,
+    "contrib.madgrad": madgrad,
+    "contrib.simplified_ademamix": decaying(oj.SimplifiedAdEMAMix),
 }
-# A GaLore that is not on Adam: no rule of ours.
+
+
+# GaLore around another rule than Adam, which ours cannot be.
 OTHERS = {"optax/contrib.galore/01"}
 
 

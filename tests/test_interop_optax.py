@@ -260,3 +260,22 @@ def test_a_state_goes_into_rules_within_wrappers_that_count(rng):
         names = list(state.ties.names)
         for name, node in zip(names, found, strict=True):
             same_bits(node.m, opt_state[0].mu[name])
+
+
+def now_and_then(grads, count, **context):
+    return count % 3 == 0
+
+
+@pytest.mark.parametrize("inner", [oj.Adam(1e-2), oj.SGD(lambda count: 0.1)])
+def test_counts_for_optax_are_steps_of_the_rule_and_not_calls(inner, rng):
+    params = params_of(rng)
+    state = oj.setup(oj.ApplyIf(inner, now_and_then), params)
+    for _ in range(5):
+        state, params = oj.update(state, params, params_of(rng))
+    tx = optax.chain(optax.scale_by_adam(), optax.scale_by_schedule(lambda count: 0.1))
+    if isinstance(inner, oj.SGD):
+        tx = optax.sgd(lambda count: 0.1)
+    counts = optax.tree.get_all_with_path(
+        state_to_optax(state, params, tx.init(params)), "count"
+    )
+    assert [int(count) for _, count in counts] == [2] * len(counts) and counts

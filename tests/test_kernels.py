@@ -179,6 +179,24 @@ def test_in_place_only_where_arrays_are_donated(donate):
         np.testing.assert_allclose(model_2["w"], 0.9, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("rule", "calls"),
+    [
+        (oj.Adam(0.1), 2),
+        (oj.AdamW(0.1), 2),
+        (oj.AdamW(0.1, decay_where=lambda path, x: path == "x00"), 3),
+        (oj.AdamW({"x0?": 0.1, "*": 0.2}), 2),
+    ],
+    ids=repr,
+)
+def test_slots_alike_share_a_call(rule, calls):
+    """Twenty slots are two calls, of 16 and 4 or 10 and 10; three where one differs."""
+    model = {f"x{i:02}": jnp.ones(3) for i in range(20)}
+    state = oj.setup(rule, model)
+    text = jax.jit(oj.update).lower(state, model, model).as_text()
+    assert text.count("@optimjax_adam") == calls
+
+
 def test_another_apply_leaf_has_no_loop():
     """Whoever derives from Adam and changes the arithmetic gets that arithmetic."""
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import SETTINGS, VARIANTS, arithmetic_rules
+from cases import ELSEWHERE, SETTINGS, VARIANTS, arithmetic_rules
 from oracles import FORETOLD, ORACLES
 from oracles.descent import averaged
 from recordings import (
@@ -29,6 +29,9 @@ import optimjax as oj
 
 STEPS = 12
 RTOL = {64: 1e-10, 32: 1e-5}
+# By default DoG measures ways of 1e-6, of which float32 rounds 6 % away in a parameter
+# of 1. Its odd options go further.
+ONLY_WIDE = {"DoG"}
 
 
 def oracle_of(cls):
@@ -68,7 +71,8 @@ def cases():
             settings = settings | FORETOLD.get(name, {})
             yield pytest.param(cls, settings, "real", 64, id=f"{name}-{n}")
             if n < len(options):
-                yield pytest.param(cls, settings, "real", 32, id=f"{name}-{n}-32")
+                if settings or name not in ONLY_WIDE:
+                    yield pytest.param(cls, settings, "real", 32, id=f"{name}-{n}-32")
                 if cls.complex_ok:
                     yield pytest.param(
                         cls, settings, "complex", 64, id=f"{name}-{n}-complex"
@@ -151,6 +155,12 @@ def check_oracle(rule, settings, kind, bits):
         got = train(rule, params, grads, values)
     for path, x in params.items():
         assert got[-1][path].dtype == x.dtype
+    if bits == 32:  # 1 - 0.9999 is another number there, by 2e-4
+        unseen = UNSEEN.get(type(rule).__name__, ())
+        numbers = {n: h for n, h in rule.hypers().items() if n not in unseen}
+        settings = settings | {
+            n: float(np.float32(h)) for n, h in numbers.items() if isinstance(h, float)
+        }
     expected = foretell(rule, settings, params, grads, values)
     eps = np.finfo(f"float{bits}").eps
     # Quasi-Newton steps magnify the rounding of gradients that nearly cancel.
@@ -175,7 +185,7 @@ def test_rules_are_found():
     assert {"SGD", "Adam", "AdamW", "ClipByGlobalNorm", "Identity"} <= names
     assert not names & {"Rule", "LeafRule", "Chain", "Partition", "Wrapper"}
     assert set(ORACLES) <= names, "an oracle belongs to no rule"
-    assert {*SETTINGS, *VARIANTS} <= names, "odd options belong to no rule"
+    assert {*SETTINGS, *VARIANTS} <= names | ELSEWHERE, "odd options belong to no rule"
 
 
 def test_a_rule_without_an_oracle_fails():
@@ -197,6 +207,7 @@ UNSEEN = {
     "AddNoise": {"eta", "gamma"},
     "LBFGS": {"c1", "c2"},
     "ASGD": {"t0"},
+    "PSGDKron": {"update_probability", "balance_probability"},
     # tests/test_plateau.py has those: thresholds, which 1 % does not move.
     "ReduceOnPlateau": {
         *("patience", "rtol", "atol", "cooldown", "min_scale", "accumulation")
@@ -212,8 +223,9 @@ def test_every_hyperparameter_is_noticed(cls):
         other, settings, kind, bits = case.values
         if other is cls and (kind, bits) == ("real", 64):
             rule = build(cls, settings)
-            names |= set(rule.hypers())
-            for name, value in rule.hypers().items():
+            numbers = {n: h for n, h in rule.hypers().items() if isinstance(h, float)}
+            names |= set(numbers)
+            for name, value in numbers.items():
                 wrong = rule.with_fields(**{name: 0.99 * value})
                 if name not in noticed and not follows(wrong, settings):
                     noticed.add(name)

@@ -220,6 +220,10 @@ def state_to_optax(state: State, model: PyTree, opt_state: PyTree) -> PyTree:
                     here = array if transform is None else transform(array)
                     ours.setdefault(f"{name}.{theirs}", {})[path] = here
     filled: set[str] = set()
+    # A wrapper may count calls, or batches: optax's counts are of the rule's own steps.
+    walked = walk(state.rule, state.inner, list(state.ties.names))
+    known = (kept.count for each, kept, _ in walked if isinstance(each, tuple(TOLD)))
+    count = next(known, state.count)
 
     def fill(node: Any) -> Any:
         if type(node).__name__ not in STATES:
@@ -228,7 +232,7 @@ def state_to_optax(state: State, model: PyTree, opt_state: PyTree) -> PyTree:
         for name in node._fields:
             old, field = getattr(node, name), f"{type(node).__name__}.{name}"
             if name == "count":
-                fields[name] = cast_like(state.count, old)
+                fields[name] = cast_like(count, old)
             elif field in ours:
                 filled.add(field)
                 arrays = _fitting(with_paths(old), ours[field], "state_to_optax")

@@ -1,7 +1,7 @@
 """Adafactor's squares, and how far steps are from their mean, both factored."""
 
 import math
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -13,16 +13,24 @@ from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import AxesOf, rule
 from optimjax.rules.dion import over
-from optimjax.rules.factored import Factored, Whole
 from optimjax.units import blocks, has_inputs, joined
 
 __all__ = ["CAME"]
 
 
+class Whole(NamedTuple):
+    v: Array
+
+
+class Factored(NamedTuple):
+    row: Array
+    col: Array
+
+
 class Kept(NamedTuple):
     m: Array
-    squares: Any  # Whole or Factored, or a tuple of them
-    unsure: Any  # Factored or None, or a tuple of them
+    squares: Any  # Whole, Factored, or a tuple of these
+    unsure: Any  # Factored, None, or a tuple of these
 
 
 @rule
@@ -81,34 +89,39 @@ class CAME(LeafRule):
 
     def init_leaf(self, x):
         v, m = zeros_like(x, real=True), zeros_like(x)
-        start = partial(self._start, self._is_vector(x))
         if self.axes is None:
-            return Kept(m, *start(v))
-        made = map(jax.vmap(start), blocks(self.axes, v))
-        return Kept(m, *zip(*made, strict=True))
+            return Kept(m, *self._start(v))
+        return Kept(m, *zip(*map(jax.vmap(self._start), self._blocks(v)), strict=True))
 
-    def _is_vector(self, x: Array) -> bool:
-        return x.ndim < 2 if self.axes is None else not has_inputs(self.axes, x.shape)
-
-    def _start(self, vector: bool, v: Array) -> tuple[Any, Any]:
-        return (Whole(v), None) if vector else (factored(v), factored(v))
+    def _start(self, v: Array) -> tuple[Any, Any]:
+        if v.ndim < 2:
+            return Whole(v), None
+        return factored(v), factored(v)
 
     def apply_leaf(self, state, x, g, t):
-        move = partial(self._moved, self._is_vector(x))
         if self.axes is None:
-            return move(state, g)
-        ms, gs = blocks(self.axes, state.m), blocks(self.axes, g)
-        states = map(Kept, ms, state.squares, state.unsure)
-        made = [jax.vmap(move)(*each) for each in zip(states, gs, strict=True)]
-        squares = tuple(kept.squares for kept, _ in made)
-        unsure = tuple(kept.unsure for kept, _ in made)
-        m = joined(self.axes, [kept.m for kept, _ in made], x)
-        step = joined(self.axes, [step for _, step in made], x)
-        return Kept(m, squares, unsure), step
+            return self._moved(state, g)
+        states = map(Kept, self._blocks(state.m), state.squares, state.unsure)
+        pairs = zip(states, self._blocks(g), strict=True)
+        made = [jax.vmap(self._moved)(*pair) for pair in pairs]
+        states, steps = zip(*made, strict=True)
+        ms, *others = zip(*states, strict=True)
+        return Kept(self._joined(ms, x), *others), self._joined(steps, x)
 
-    def _moved(self, vector: bool, state: Kept, g: Array) -> tuple[Kept, Array]:
+    def _blocks(self, x: Array) -> list[Array]:
+        """Stacks of matrices, or of vectors where there are no inputs."""
+        axes: Any = self.axes
+        found = blocks(axes, x)
+        return found if has_inputs(axes, x.shape) else [b[:, 0] for b in found]
+
+    def _joined(self, parts: Sequence[Array], like: Array) -> Array:
+        axes: Any = self.axes
+        flat = not has_inputs(axes, like.shape)
+        return joined(axes, [b[:, None] if flat else b for b in parts], like)
+
+    def _moved(self, state: Kept, g: Array) -> tuple[Kept, Array]:
         square = abs_sq(g) + self.eps
-        if vector:
+        if g.ndim < 2:
             squares = Whole(self.b2 * state.squares.v + (1 - self.b2) * square)
             u = over(g, jnp.sqrt(squares.v))
         else:
@@ -116,7 +129,7 @@ class CAME(LeafRule):
             u = over(g, product_root(squares))
         u = u / jnp.maximum(1, rms(u) / self.clipping_threshold)
         m = self.b1 * state.m + (1 - self.b1) * u
-        if vector:
+        if g.ndim < 2:
             return Kept(m, squares, None), self.learning_rate * m
         q = abs_sq(u - m) + self.eps_instability
         unsure = averaged(state.unsure, q, self.b3)

@@ -1,7 +1,7 @@
 """Rules that keep the second moment of a matrix as one row and one column."""
 
 import math
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from optimjax.units import blocks, joined
 __all__ = ["Adafactor"]
 
 
-Pair: TypeAlias = tuple[int, int]
+Axes: TypeAlias = tuple[int, int]
 
 
 class Whole(NamedTuple):
@@ -29,7 +29,7 @@ class Factored(NamedTuple):
 
 
 class Kept(NamedTuple):
-    squares: Any  # Whole or Factored, or a tuple of them
+    squares: Any  # Whole, Factored, or a tuple of these
     m: Array | None
 
 
@@ -66,11 +66,10 @@ class Adafactor(LeafRule):
         couple: multiply the decay by the learning rate.
         min_dim_size_to_factor: the least length of both axes; None to factor nothing.
         last_axes: factor the last two axes, not the two longest.
-        axes: factor inputs and outputs instead, of each matrix alone where `Axes` tells
-            of several in one array: `Axes`, a dict {glob: Axes} or a function of
-            (path, leaf).
-    State: `row` and `col`, the parameter's shape less one axis, or `v`; real; with
-        `axes` a tuple of these for blocks of equal matrices. `m`.
+        axes: as for `MatrixRule`: each matrix is for itself, factored over its inputs
+            and outputs; None to guess by length.
+    State: `row` and `col`, the parameter's shape less one axis, or `v`; real. `m`. With
+        `axes` a tuple of (matrices, ...) for blocks of equal matrices.
     Raises: ValueError if a number is outside its range.
     Source: Shazeer and Stern 2018, Algorithms 4 to 6, arXiv:1804.04235.
 
@@ -106,34 +105,37 @@ class Adafactor(LeafRule):
     }
 
     def init_leaf(self, x):
-        v = zeros_like(x, real=True)
-        if self.axes is None:
-            squares = self._start(v)
-        else:
-            squares = tuple(map(jax.vmap(self._start), blocks(self.axes, v)))
-        return Kept(squares, None if self.momentum is None else zeros_like(x))
+        v, m = zeros_like(x, real=True), zeros_like(x)
+        squares: Any = (
+            self._start(v)
+            if self.axes is None
+            else tuple(map(jax.vmap(self._start), blocks(self.axes, v)))
+        )
+        return Kept(squares, None if self.momentum is None else m)
 
     def _start(self, v: Array) -> Whole | Factored:
         axes = self._axes(v)
         return Whole(v) if axes is None else _factored(v, axes)
 
     def apply_leaf(self, state, x, g, t):
-        squares, m = state
         if self.axes is None:
-            squares, u = self._scaled(squares, x, g, t)
-        else:
-            parts = squares, blocks(self.axes, x), blocks(self.axes, g)
-            scaled = jax.vmap(self._scaled, (0, 0, 0, None))
-            made = [scaled(*each, t) for each in zip(*parts, strict=True)]
-            squares = tuple(squares for squares, _ in made)
-            u = joined(self.axes, [u for _, u in made], x)
-        if self.momentum is not None:
-            m = u = self.momentum * m + (1 - self.momentum) * u
-        decay = self.weight_decay * (self.learning_rate if self.couple else 1)
-        return Kept(squares, m), u + decay * x
+            return self._moved(state, x, g, t)
+        xs, gs = blocks(self.axes, x), blocks(self.axes, g)
+        ms: list[Any] = [None] * len(xs)
+        if state.m is not None:
+            ms = blocks(self.axes, state.m)
+        made = [
+            jax.vmap(self._moved, (0, 0, 0, None))(Kept(s, m), x, g, t)
+            for s, m, x, g in zip(state.squares, ms, xs, gs, strict=True)
+        ]
+        m = None
+        if state.m is not None:
+            m = joined(self.axes, [cast(Any, kept.m) for kept, _ in made], x)
+        squares = tuple(kept.squares for kept, _ in made)
+        return Kept(squares, m), joined(self.axes, [step for _, step in made], x)
 
-    def _scaled(self, squares: Any, x: Array, g: Array, t: Array) -> tuple[Any, Array]:
-        """The new squares of an array or a matrix of one, and its step."""
+    def _moved(self, state, x, g, t):
+        squares, m = state
         w = jnp.maximum(t - self.decay_offset, 1) ** -self.decay_rate
         new, axes = Whole(abs_sq(g) + self.eps), self._axes(x)
         if axes is not None:
@@ -150,9 +152,13 @@ class Adafactor(LeafRule):
             rate = jnp.minimum(rate, 1 / jnp.sqrt(t))
         if self.parameter_scale:
             rate = rate * jnp.maximum(rms(x), self.min_scale)
-        return squares, rate * u
+        u = rate * u
+        if self.momentum is not None:
+            m = u = self.momentum * m + (1 - self.momentum) * u
+        decay = self.weight_decay * (self.learning_rate if self.couple else 1)
+        return Kept(squares, m), u + decay * x
 
-    def _axes(self, x: Array) -> Pair | None:
+    def _axes(self, x: Array) -> Axes | None:
         """The two axes to factor, the longer one second; None to keep all of v."""
         if self.min_dim_size_to_factor is None or x.ndim < 2:
             return None
@@ -162,12 +168,12 @@ class Adafactor(LeafRule):
         return (short, long) if least >= max(self.min_dim_size_to_factor, 1) else None
 
 
-def _factored(v: Array, axes: Pair) -> Factored:
+def _factored(v: Array, axes: Axes) -> Factored:
     short, long = axes
     return Factored(jnp.mean(v, long), jnp.mean(v, short))
 
 
-def _product(squares: Factored, axes: Pair, floor: Array) -> Array:
+def _product(squares: Factored, axes: Axes, floor: Array) -> Array:
     short, long = axes
     row, col = jnp.expand_dims(squares.row, long), jnp.expand_dims(squares.col, short)
     mean = jnp.maximum(jnp.mean(row, short, keepdims=True), floor)

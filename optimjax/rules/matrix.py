@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from optimjax.arrays import alike, cast_like, widen
+from optimjax.arrays import alike, cast_like, parted, whole, widen
 from optimjax.axes import hidden_matrices
 from optimjax.leaf import LeafRule, LeafState, in_compute_dtype
 from optimjax.nested import Around
@@ -52,7 +52,9 @@ class MatrixRule(LeafRule):
     State: `own`, a `LeafState` of the matrices; `inner`, the state of `aux`.
     Raises: ValueError for a slot that is chosen, but has no matrix.
 
-    (Inside a `shard_map` a matrix has to be whole on each device.)
+    (Inside a `shard_map` a matrix has to be whole on each device. Where the axes of a
+    mesh are explicit, parameters and state lie in parts, and each device has a whole
+    stack of matrices while it computes.)
 
     >>> import jax.numpy as jnp
     >>> import optimjax as oj
@@ -64,7 +66,8 @@ class MatrixRule(LeafRule):
     ...         return None
     ...
     ...     def apply_matrix(self, state, x, g, t):
-    ...         return None, self.learning_rate * g / jnp.linalg.norm(g, axis=0)
+    ...         unit = g / jnp.linalg.norm(g, axis=0, keepdims=True)
+    ...         return None, self.learning_rate * unit
     >>> x = {"w": jnp.array([[3.0, 0.0], [4.0, 1.0]]), "b": jnp.ones(2)}
     >>> rule = RowNormalized(aux=oj.SGD(0.5))
     >>> _, steps = rule.apply(rule.init(x), x, x)
@@ -82,7 +85,7 @@ class MatrixRule(LeafRule):
     axes: AxesOf = dataclasses.field(default=None, kw_only=True)
 
     def init_matrix(self, x: Array) -> PyTree:
-        """The state of one matrix."""
+        """The state of one matrix. Args: `x`, zeros of its shape and dtype."""
         raise NotImplementedError(f"{type(self).__name__} has no init_matrix")
 
     def apply_matrix(
@@ -107,7 +110,7 @@ class MatrixRule(LeafRule):
         mine = {slot: places[slot] for slot in places if table[slot]}
         rest = {slot: places[slot] for slot in places if not table[slot]}
         bound = self.with_fields(matrices=None, aux=None)
-        bound = Rule.bind(bound, mine) if mine else bound
+        bound = super(MatrixRule, bound).bind(mine) if mine else bound
         return bound.with_fields(
             aux=self.aux.bind(rest), matrices=type(where)(table) if where else None
         )
@@ -145,7 +148,17 @@ class MatrixRule(LeafRule):
         return Around(self.aux.init(rest), own)
 
     def init_leaf(self, x: Array) -> PyTree:
-        states = [jax.vmap(self.init_matrix)(block) for block in self.axes.matrices(x)]
+        states = []
+        for count, inputs, outputs in self.axes.blocks(x.shape):
+            one = self.init_matrix(jnp.zeros((inputs, outputs), x.dtype))
+            states.append(
+                jax.tree.map(
+                    lambda leaf, count=count: jnp.broadcast_to(
+                        leaf, (count, *leaf.shape)
+                    ),
+                    one,
+                )
+            )
         return self._kept(states, x)
 
     def _kept(self, states: list[Any], x: Any) -> PyTree:
@@ -209,10 +222,14 @@ class MatrixRule(LeafRule):
         )
 
     def descend(
-        self, state: Any, params: Slots, grads: Slots, **context: Any
+        self,
+        state: Any,
+        params: Slots,
+        grads: Slots,
+        scale: Array | None = None,
+        **context: Any,
     ) -> tuple[Around, Slots]:
         """As of every rule; the others in a compiled loop where `aux` has one."""
-        context.pop("scale", None)
         chosen, new = state.own.slots, Slots(params)
         rest = Slots((p, x) for p, x in params.items() if p not in chosen)
         others = Slots((p, grads[p]) for p in rest)
@@ -269,7 +286,8 @@ def _apply_stack(
     rule: Any, t: Array, xs: list[Array], gs: list[Array], kept: list[PyTree]
 ) -> tuple[list[PyTree], list[Array]]:
     """New states and steps of slots that are alike, as one stack of matrices."""
-    axes, shape = rule.axes, xs[0].shape
+    axes, shape, like = rule.axes, xs[0].shape, xs
+    xs, gs, kept = jax.tree.map(whole, (xs, gs, kept))
     x_blocks = list(zip(*map(axes.matrices, xs), strict=True))
     g_blocks = list(zip(*map(axes.matrices, gs), strict=True))
     states = [rule._states(k, x, len(x_blocks)) for k, x in zip(kept, xs, strict=True)]
@@ -289,7 +307,16 @@ def _apply_stack(
             mine = slice(j * n, (j + 1) * n)
             new[j].append(jax.tree.map(lambda leaf, mine=mine: leaf[mine], state))
             steps[j].append(step[mine])
+    new_kept = [rule._kept(made, x) for made, x in zip(new, xs, strict=True)]
     return (
-        [rule._kept(made, x) for made, x in zip(new, xs, strict=True)],
-        [axes.array(made, shape) for made in steps],
+        [
+            jax.tree.map(
+                lambda leaf, x=x: parted(leaf, x) if leaf.shape == x.shape else leaf, k
+            )
+            for k, x in zip(new_kept, like, strict=True)
+        ],
+        [
+            parted(axes.array(made, shape), x)
+            for made, x in zip(steps, like, strict=True)
+        ],
     )

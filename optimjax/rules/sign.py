@@ -12,7 +12,7 @@ from optimjax.kernels.fused import Kernel
 from optimjax.leaf import LeafRule
 from optimjax.rule import Selection, rule
 
-__all__ = ["Lion", "Rprop", "SignSGD", "Signum"]
+__all__ = ["Lion", "Rprop", "SignSGD", "Signum", "Tiger"]
 
 
 class Moment(NamedTuple):
@@ -133,6 +133,40 @@ class Lion(LeafRule):
     def _numbers(self, t: Array) -> tuple[Any, ...]:
         decay = self.learning_rate * self.weight_decay
         return self.learning_rate, self.b1, self.b2, decay
+
+
+@rule
+class Tiger(LeafRule):
+    """Sign of one momentum: Lion with both of its decays the same.
+
+        m   <- b1 * m + (1 - b1) * g
+        step = learning_rate * sign(m)
+
+    Args:
+        learning_rate: size of every step, in the parameter's unit, >= 0. The author
+            gives each array one of its own, in proportion to its root mean square.
+        b1: decay of the momentum, in [0, 1).
+    State: `m`, shape of the parameter.
+    Raises: ValueError if a number is outside its range.
+    Source: Su 2023, "Tiger: a tight-fisted optimizer", github.com/bojone/tiger.
+
+    >>> x = {"w": jnp.array([1.0, -2.0])}
+    >>> tiger = Tiger(0.1, b1=0.6)
+    >>> state, _ = tiger.apply(tiger.init(x), x, {"w": jnp.array([0.5, -3.0])})
+    >>> state, steps = tiger.apply(state, x, {"w": jnp.array([-0.1, 2.0])})
+    >>> steps["w"].tolist(), state.slots["w"].m.tolist()
+    ([0.1, 0.1], [0.0800, 0.0800])
+    """
+
+    learning_rate: Hyper = 1e-3
+    b1: Hyper = 0.965
+
+    def init_leaf(self, x):
+        return Moment(zeros_like(x))
+
+    def apply_leaf(self, state, x, g, t):
+        m = self.b1 * state.m + (1 - self.b1) * g
+        return Moment(m), self.learning_rate * jnp.sign(m)
 
 
 class Resilient(NamedTuple):

@@ -1,8 +1,7 @@
 """Rules that scale the step of a whole array by the array's own norm."""
 
 import math
-from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -11,7 +10,7 @@ from optimjax.arrays import abs_sq, norm, real_part_dtype, total, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import AxesOf, Selection, rule
-from optimjax.units import apart, has_inputs
+from optimjax.units import apart
 
 __all__ = ["LAMB", "LARS", "Fromage", "NovoGrad"]
 
@@ -31,11 +30,11 @@ def trust_ratio(
     coefficient: Array | float = 1.0,
     eps: Array | float = 0.0,
 ) -> Array:
-    """coefficient * x_norm / (d_norm + eps); 1 where a norm is 0.
+    """coefficient * x_norm / (d_norm + eps); 1 where a norm is 0, NaN where it is NaN.
 
     An array of zeros would stay one for ever otherwise.
     """
-    known = (x_norm > 0) & (d_norm > 0)
+    known = (x_norm != 0) & (d_norm != 0)
     return jnp.where(known, coefficient * x_norm / jnp.where(known, d_norm + eps, 1), 1)
 
 
@@ -90,9 +89,8 @@ class LARS(LeafRule):
         v    <- momentum * v + learning_rate * trust * d
         step  = learning_rate * trust * d + momentum * v if nesterov else v
 
-    where |.| is the norm of the whole array, or of each layer of a stack that `axes`
-    tells of. The defaults are optax's numbers; with `separate_norms` the ratio is the
-    paper's, |x| / (|g| + weight_decay * |x| + eps).
+    where |.| is the norm of the whole array. The defaults are optax's numbers; with
+    `separate_norms` the ratio is the paper's, |x| / (|g| + weight_decay * |x| + eps).
 
     Args:
         learning_rate: factor of all steps, inside of the velocity, >= 0.
@@ -105,9 +103,8 @@ class LARS(LeafRule):
         decay_where, trust_where: the slots that decay; those that are scaled, while the
             others' trust is 1: a glob on paths, several, or a function of (path, leaf)
             such as `lambda path, x: x.ndim > 1`; None for all.
-        axes: `Axes`, a dict {glob: Axes} or a function of (path, leaf), which tell
-            arrays that are several in one: with `{"layers/*": Axes(batch=0)}` each
-            layer of a stack has a trust ratio of its own.
+        axes: as for `MatrixRule`: with `Axes(batch=0)` each of the layers that are
+            stacked in an array has a ratio of its own.
     State: `v`, shape of the parameter, with momentum; else nothing.
     Raises: ValueError if a number is outside its range, or for `nesterov` without
         momentum.
@@ -140,24 +137,26 @@ class LARS(LeafRule):
             raise ValueError("LARS: nesterov without momentum. Give momentum=0.9, say.")
 
     def init_leaf(self, x):
-        has_inputs(self.axes, x.shape)  # complain at once
         return None if self.momentum is None else Velocity(zeros_like(x))
 
     def apply_leaf(self, state, x, g, t):
         decay = self.weight_decay if self.decay_where else 0.0
         d = g + decay * x
         if self.trust_where:
-            d = apart(self.axes, partial(self._scaled, decay), x, g, d)
+
+            def scaled(x: Array, g: Array, d: Array) -> Array:
+                separate = norm(g) + decay * norm(x)
+                d_norm = separate if self.separate_norms else norm(d)
+                return (
+                    trust_ratio(norm(x), d_norm, self.trust_coefficient, self.eps) * d
+                )
+
+            d = apart(self.axes, scaled, x, g, d)
         d = self.learning_rate * d
         if self.momentum is None:
             return None, d
         v = self.momentum * state.v + d
         return Velocity(v), d + self.momentum * v if self.nesterov else v
-
-    def _scaled(self, decay: Any, x: Array, g: Array, d: Array) -> Array:
-        separate = norm(g) + decay * norm(x)
-        d_norm = separate if self.separate_norms else norm(d)
-        return trust_ratio(norm(x), d_norm, self.trust_coefficient, self.eps) * d
 
 
 @rule
@@ -171,8 +170,7 @@ class LAMB(LeafRule):
         d     = m_hat / (sqrt(v_hat + eps_root) + eps) + weight_decay * x
         step  = learning_rate * d * |x| / |d|        |x| / |d| is 1 if either is 0
 
-    where |x| and |d| are norms of the whole array, or of each layer of a stack that
-    `axes` tells of.
+    where |x| and |d| are norms of the whole array.
 
     Args:
         learning_rate: length of a step, as a share of the parameter's, >= 0.
@@ -181,9 +179,8 @@ class LAMB(LeafRule):
         decay_where, trust_where: the slots that decay; those that are scaled: a glob on
             paths, several, or a function of (path, leaf) such as
             `lambda path, x: x.ndim > 1`; None for all.
-        axes: `Axes`, a dict {glob: Axes} or a function of (path, leaf), which tell
-            arrays that are several in one: with `{"layers/*": Axes(batch=0)}` each
-            layer of a stack has a trust ratio of its own.
+        axes: as for `MatrixRule`: with `Axes(batch=0)` each of the layers that are
+            stacked in an array has a ratio of its own.
     State: `m` and `v`, shape of the parameter; `v` real.
     Raises: ValueError if a number is outside its range.
     Source: You et al. 2020, Algorithm 2, arXiv:1904.00962, with the identity as phi;
@@ -208,7 +205,6 @@ class LAMB(LeafRule):
     axes: AxesOf = None
 
     def init_leaf(self, x):
-        has_inputs(self.axes, x.shape)  # complain at once
         return Moments(zeros_like(x), zeros_like(x, real=True))
 
     def apply_leaf(self, state, x, g, t):

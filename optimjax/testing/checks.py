@@ -37,7 +37,7 @@ def goes_downhill(s: Subject) -> None:
     state, along = setup(s.rule, model), 0.0
     for _ in range(STEPS):
         grads = jax.grad(s.problem)(model)
-        state, new = s.step(state, model, grads)
+        state, new = s.step(state, model, s.of_examples(grads))
         along += sum(float(jnp.vdot(grads[k], model[k] - new[k])) for k in model)
         model = new
     uphill = any(getattr(rule, "maximize", False) for rule in every_rule(s.rule))
@@ -254,7 +254,8 @@ def computes_in_float32_at_least(s: Subject) -> None:
             jax.tree.map(lambda x: x.astype(jnp.float32), low),
             exact,
             rtol=0.51 * eps + 1e-5,
-            atol=1e-3 * eps,
+            # Derivatives that the rule takes itself are rounded to 16 bits as well.
+            atol=(0.05 if s.derives else 1e-3) * eps,
         )
 
 

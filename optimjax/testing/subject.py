@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optimjax.arrays import compute_dtype, widen
-from optimjax.nested import every_rule
+from optimjax.nested import every_rule, per_example
 from optimjax.rule import Rule
 from optimjax.state import State
 from optimjax.training import setup, update
@@ -45,6 +45,11 @@ class Subject:
         return any(rule.needs for rule in every_rule(self.rule))
 
     @property
+    def derives(self) -> bool:
+        """Whether the rule evaluates the loss, and may differentiate it."""
+        return any("value_fn" in rule.needs for rule in every_rule(self.rule))
+
+    @property
     def state_dtype_chosen(self) -> bool:
         return any(getattr(rule, "state_dtype", None) for rule in every_rule(self.rule))
 
@@ -64,6 +69,12 @@ class Subject:
 
     def grads(self, model: PyTree, seed: int) -> PyTree:
         """Gradients that change sign from step to step, exact in bf16."""
+        if per_example(self.rule):
+            parts = [self._grads(model, seed + i) for i in (0, 50)]
+            return jax.tree.map(lambda *g: jnp.stack(g), *parts)
+        return self._grads(model, seed)
+
+    def _grads(self, model: PyTree, seed: int) -> PyTree:
         if self.context_needed:
             # Of the wide model: in 16 bits the gradients themselves would be rounded.
             return jax.grad(self.problem)(jax.tree.map(widen, model))
@@ -74,6 +85,12 @@ class Subject:
             return jnp.asarray(g, x.dtype)
 
         return jax.tree.map(one, model)
+
+    def of_examples(self, grads: PyTree) -> PyTree:
+        """The gradients of a batch of one example, for a rule that wants such."""
+        if not per_example(self.rule):
+            return grads
+        return jax.tree.map(lambda g: g[None], grads)
 
     def context(self, model: PyTree, problem: Any = None) -> dict[str, Any]:
         """What `make_step` gives to every rule beside the gradients."""

@@ -12,9 +12,11 @@ from optimjax.transforms import (
     partition,
     plateau,
     precision,
+    privacy,
     projections,
     schedule_free,
     shaping,
+    tuning,
 )
 from optimjax.transforms.accumulation import *
 from optimjax.transforms.averaging import *
@@ -27,9 +29,11 @@ from optimjax.transforms.monitor import *
 from optimjax.transforms.partition import *
 from optimjax.transforms.plateau import *
 from optimjax.transforms.precision import *
+from optimjax.transforms.privacy import *
 from optimjax.transforms.projections import *
 from optimjax.transforms.schedule_free import *
 from optimjax.transforms.shaping import *
+from optimjax.transforms.tuning import *
 
 __all__ = []
 __all__ += accumulation.__all__
@@ -43,6 +47,8 @@ __all__ += monitor.__all__
 __all__ += partition.__all__
 __all__ += plateau.__all__
 __all__ += precision.__all__
+__all__ += privacy.__all__
 __all__ += projections.__all__
 __all__ += schedule_free.__all__
 __all__ += shaping.__all__
+__all__ += tuning.__all__

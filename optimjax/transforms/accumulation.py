@@ -15,7 +15,14 @@ from optimjax.leaf import counted_alone, skipping
 from optimjax.nested import Wrapper, every_rule
 from optimjax.paths import Path, Slots, with_paths
 from optimjax.rule import rule
-from optimjax.treewide import Count, PyTree, gradients_by_path, increment, steps_like
+from optimjax.treewide import (
+    LOSSES,
+    Count,
+    PyTree,
+    gradients_by_path,
+    increment,
+    steps_like,
+)
 
 __all__ = ["Accumulate"]
 
@@ -88,7 +95,7 @@ class Accumulate(Wrapper):
     def __post_init__(self):
         super().__post_init__()
         for each in every_rule(self.inner):
-            if "value_fn" in each.needs:
+            if not {*LOSSES}.isdisjoint(each.needs):
                 raise TypeError(
                     f"Accumulate: {type(each).__name__} evaluates the loss of a whole "
                     "batch, expected a rule of gradients alone."

@@ -1,8 +1,6 @@
 """Keeping gradients small."""
 
 import math
-from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -13,7 +11,7 @@ from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import AxesOf, OneFactor, rule
 from optimjax.treewide import Count, PyTree, squared_length
-from optimjax.units import apart, each_matrix, has_inputs
+from optimjax.units import apart, each_unit, has_inputs
 
 __all__ = [
     "AdaptiveClip",
@@ -97,20 +95,6 @@ def p_norm(x: Array, p: int | float) -> Array:
     powers = jnp.where(share > 0, jnp.where(share > 0, share, 1) ** p, 0)
     whole = jnp.where(usual, total(powers), 1)
     return most * whole ** (1 / p)
-
-
-def present(
-    owner: str, name: str, x: Array, axes: int | tuple[int, ...]
-) -> tuple[int, ...]:
-    """`axes` of `x`, counted from the first. Raises: ValueError if it has not one."""
-    wanted = (axes,) if isinstance(axes, int) else axes
-    absent = [axis for axis in wanted if not -x.ndim <= axis < x.ndim]
-    if absent:
-        raise ValueError(
-            f"{owner}: {name} has {absent[0]}, expected an axis of an array of shape "
-            f"{x.shape}. Leave such arrays out, by `where` or by Masked."
-        )
-    return tuple(axis % x.ndim for axis in wanted)
 
 
 @rule
@@ -228,14 +212,14 @@ class AdaptiveClip(LeafRule):
         limit = clipping * max(|x|, eps)
         step  = g * min(1, limit / |g|)
 
-    where |.| is a norm for each output unit, over its inputs. An array without inputs,
-    such as a bias, is one unit. (Inside a `shard_map`, an axis that is summed over has
-    to be whole on each device.)
+    where |.| is a norm for each unit: over its inputs, by default all axes but the
+    last. An array of one axis or none is one unit. (Inside a `shard_map`, an axis that
+    is summed over has to be whole on each device.)
 
     Args:
         clipping: the longest that a gradient may be, as a share of the weights, >= 0.
         eps: the least that the weights count, in their unit, >= 0: zeros can grow.
-        axes: as for `MatrixRule`: the last axis numbers the units, if it is not given.
+        axes: which axes are inputs, outputs and so on, as for `MatrixRule`.
     State: nothing.
     Raises: ValueError if a number is outside its range, or for an array of two or more
         axes that has not these.
@@ -260,14 +244,15 @@ class AdaptiveClip(LeafRule):
 
     def apply_leaf(self, state, x, g, t):
         if has_inputs(self.axes, x.shape):
-            return None, each_matrix(self.axes, partial(self._shorter, norms), x, g)
-        return None, apart(self.axes, partial(self._shorter, norm), x, g)
+            return None, each_unit(self.axes, self._clipped, x, g)
+        return None, apart(self.axes, self._clipped, x, g)
 
-    def _shorter(self, length: Callable[[Array], Array], x: Array, g: Array) -> Array:
-        limit = self.clipping * jnp.maximum(length(x), self.eps)
-        return g * shortening(length(g), limit)
+    def _clipped(
+        self, x: Array, g: Array, inputs: tuple[int, ...] | None = None
+    ) -> Array:
+        def norms(x: Array) -> Array:
+            if inputs is None:
+                return norm(x)
+            return root(jnp.sum(abs_sq(x), inputs, keepdims=True))
 
-
-def norms(x: Array) -> Array:
-    """The norm over the inputs of each unit of a matrix, (1, outputs)."""
-    return root(jnp.sum(abs_sq(x), 0, keepdims=True))
+        return g * shortening(norms(g), self.clipping * jnp.maximum(norms(x), self.eps))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -13,7 +13,7 @@ from optimjax.arrays import cast, real_dtype, total, widen
 from optimjax.hyper import Hyper
 from optimjax.leaf import skipping
 from optimjax.nested import Wrapper, sees_gradients
-from optimjax.paths import Path, Slots, with_paths
+from optimjax.paths import Slots, with_paths
 from optimjax.rule import Rule, rule
 from optimjax.treewide import Count, PyTree, gradients_by_path, spread, steps_like
 
@@ -67,6 +67,53 @@ def moved_if(
     )
 
 
+@rule
+class Guard(Wrapper):
+    """A rule that acts only if something holds: write `weigh` and `after`.
+
+    Where it does not, no slot moves, and the state inside stays bit for bit.
+    """
+
+    def weigh(self, state: Any, grads: Slots, context: Any) -> tuple[Array, Slots, Any]:
+        """Whether to act, the gradients to act with, and what `after` is told.
+
+        Args:
+            grads: {path: gradient}, at least one; those that are None are missing.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no weigh")
+
+    def after(self, state: Any, inner: PyTree, taken: Array, told: Any) -> Any:
+        """The new state."""
+        raise NotImplementedError(f"{type(self).__name__} has no after")
+
+    def apply(
+        self, state: Any, params: PyTree, grads: PyTree, **context: Any
+    ) -> tuple[Any, PyTree]:
+        grads = spread(params, grads)
+        given = Slots(with_paths(grads))
+        if not given:
+            return state, grads
+        taken, given, told = self.weigh(state, given, context)
+        grads = jax.tree.structure(params).unflatten(
+            [given.get(path) for path in with_paths(params)]
+        )
+        inner, steps = stepped_if(
+            taken, self.inner, state.inner, params, grads, context
+        )
+        return self.after(state, inner, taken, told), steps
+
+    def descend(
+        self, state: Any, params: Slots, grads: Slots, **context: Any
+    ) -> tuple[Any, Slots]:
+        given = Slots((path, g) for path, g in grads.items() if g is not None)
+        if not given:
+            return state, params
+        taken, given, told = self.weigh(state, given, context)
+        grads = Slots((path, given.get(path)) for path in params)
+        inner, params = moved_if(taken, self.inner, state.inner, params, grads, context)
+        return self.after(state, inner, taken, told), params
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Guarded(Count):
@@ -76,7 +123,7 @@ class Guarded(Count):
 
 
 @rule
-class ApplyIf(Wrapper):
+class ApplyIf(Guard):
     """A rule that acts only in those updates in which a condition holds.
 
         steps = inner(g)  if condition(g, count, value=..., ...)  else 0
@@ -110,31 +157,14 @@ class ApplyIf(Wrapper):
     def init(self, params: PyTree) -> Guarded:
         return Guarded(jnp.zeros((), jnp.int32), self.inner.init(params))
 
-    def apply(
-        self, state: Guarded, params: PyTree, grads: PyTree, **context: Any
-    ) -> tuple[Guarded, PyTree]:
-        grads = spread(params, grads)
-        if not jax.tree.leaves(grads):
-            return state, grads
-        holds = self._holds(state, with_paths(grads), context)
-        inner, steps = stepped_if(
-            holds, self.inner, state.inner, params, grads, context
-        )
-        return Guarded(state.next().count, inner), steps
+    def weigh(
+        self, state: Guarded, grads: Slots, context: Any
+    ) -> tuple[Array, Slots, None]:
+        wide = Slots((path, widen(g)) for path, g in grads.items())
+        return jnp.asarray(self.condition(wide, state.count, **context)), grads, None
 
-    def descend(
-        self, state: Guarded, params: Slots, grads: Slots, **context: Any
-    ) -> tuple[Guarded, Slots]:
-        given = Slots((path, g) for path, g in grads.items() if g is not None)
-        if not given:
-            return state, params
-        wide = Slots((p, cast(g, widen(params[p]).dtype)) for p, g in given.items())
-        holds = self._holds(state, wide, context)
-        inner, params = moved_if(holds, self.inner, state.inner, params, grads, context)
-        return Guarded(state.next().count, inner), params
-
-    def _holds(self, state: Guarded, given: Mapping[Path, Array], context: Any) -> Any:
-        return jnp.asarray(self.condition(given, state.count, **context))
+    def after(self, state: Guarded, inner: PyTree, taken: Array, told: None) -> Guarded:
+        return Guarded(state.next().count, inner)
 
 
 @jax.tree_util.register_dataclass
@@ -156,7 +186,7 @@ class Skipping(Count):
 
 
 @rule
-class SkipNonFinite(Wrapper):
+class SkipNonFinite(Guard):
     """A rule that ignores gradients in which a number is not finite.
 
         steps = inner(g)  if all of g is finite and it has not given up  else 0
@@ -199,33 +229,16 @@ class SkipNonFinite(Wrapper):
         zero = jnp.zeros((), jnp.int32)
         return Skipping(zero, self.inner.init(params), zero, zero, jnp.zeros((), bool))
 
-    def apply(
-        self, state: Skipping, params: PyTree, grads: PyTree, **context: Any
-    ) -> tuple[Skipping, PyTree]:
-        grads = spread(params, grads)
-        if not jax.tree.leaves(grads):
-            return state, grads
+    def weigh(
+        self, state: Skipping, grads: Slots, context: Any
+    ) -> tuple[Array, Slots, Array]:
         good = all_finite(grads)
-        taken = good & ~state.gave_up
-        inner, steps = stepped_if(
-            taken, self.inner, state.inner, params, grads, context
-        )
-        return self._after(state, inner, good, taken), steps
+        return good & ~state.gave_up, grads, good
 
-    def descend(
-        self, state: Skipping, params: Slots, grads: Slots, **context: Any
-    ) -> tuple[Skipping, Slots]:
-        if not jax.tree.leaves(grads):
-            return state, params
-        good = all_finite(grads)
-        taken = good & ~state.gave_up
-        inner, params = moved_if(taken, self.inner, state.inner, params, grads, context)
-        return self._after(state, inner, good, taken), params
-
-    def _after(
-        self, state: Skipping, inner: PyTree, good: Array, taken: Array
+    def after(
+        self, state: Skipping, inner: PyTree, taken: Array, told: Array
     ) -> Skipping:
-        in_a_row = jnp.where(good, 0, state.in_a_row + 1)
+        in_a_row = jnp.where(told, 0, state.in_a_row + 1)
         limit = cast(self.at_count(state.count).give_up_after, jnp.float32)
         return Skipping(
             jnp.where(taken, state.next().count, state.count),
@@ -253,7 +266,7 @@ class Scaled(Count):
 
 
 @rule
-class LossScaling(Wrapper):
+class LossScaling(Guard):
     """A large loss for small gradients, which float16 would round to 0.
 
         g     = (gradient of scale * loss) / scale
@@ -307,28 +320,27 @@ class LossScaling(Wrapper):
         scale = cast(self.at_count(0).scale, real_dtype())
         return Scaled(zero, self.inner.init(params), scale, zero)
 
-    def apply(
-        self, state: Scaled, params: PyTree, grads: PyTree, **context: Any
-    ) -> tuple[Scaled, PyTree]:
-        grads = spread(params, jax.tree.map(widen, grads))
-        if not jax.tree.leaves(grads):
-            return state, grads
-        grads = jax.tree.map(lambda g: g / cast(state.scale, g.dtype), grads)
-        good = all_finite(grads)
-        inner, steps = stepped_if(good, self.inner, state.inner, params, grads, context)
+    def weigh(
+        self, state: Scaled, grads: Slots, context: Any
+    ) -> tuple[Array, Slots, None]:
+        true = Slots()
+        for path, g in grads.items():
+            true[path] = widen(g) / cast(state.scale, widen(g).dtype)
+        return all_finite(true), true, None
+
+    def after(self, state: Scaled, inner: PyTree, taken: Array, told: None) -> Scaled:
         now, scale = self.at_count(state.count), state.scale
-        run = jnp.where(good, state.good + 1, 0)
+        run = jnp.where(taken, state.good + 1, 0)
         grown = cast(run, scale.dtype) >= cast(now.period, scale.dtype)
-        factor = jnp.where(good, jnp.where(grown, now.growth, 1), now.backoff)
+        factor = jnp.where(taken, jnp.where(grown, now.growth, 1), now.backoff)
         scale = state.scale * cast(factor, scale.dtype)
         kept = jnp.isfinite(scale) & (scale > 0)
-        new = Scaled(
-            jnp.where(good, state.next().count, state.count),
+        return Scaled(
+            jnp.where(taken, state.next().count, state.count),
             inner,
             jnp.where(kept, scale, state.scale),
             jnp.where(grown, 0, run),
         )
-        return new, steps
 
     def loss_scale(self, state: Scaled) -> Array:
         return state.scale

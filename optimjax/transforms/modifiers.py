@@ -197,9 +197,8 @@ def second_moments(
         # SGD's `v` is a velocity, Adan's of differences; AMSGrad's has its bound.
         running = {"b2", "decay"} & each.hypers().keys() and not isinstance(each, Adan)
         for path in slots if running and isinstance(own, LeafState) else ():
-            v = getattr(own.slots[path], "v", None)
-            same_shape = jnp.shape(v) == jnp.shape(params[path])
-            bounded = hasattr(own.slots[path], "v_max")
-            if isinstance(v, jax.Array) and same_shape and not bounded:
+            slot, shape = own.slots[path], jnp.shape(params[path])
+            v = None if hasattr(slot, "v_max") else getattr(slot, "v", None)
+            if isinstance(v, jax.Array) and v.shape == shape:
                 found.setdefault(path, []).append(v)
     return found

@@ -137,12 +137,14 @@ class Partition(Rule):
             moved.update(group)
         return new, moved
 
-    def parts(self, state: PyTree, slots: list[Path]) -> list[Part]:
+    def parts(self, state: PyTree, slots: Any) -> list[Part]:
         # Labels of a rule that `setup` has not bound may ask for the leaves.
-        leaves = slots if isinstance(slots, Mapping) else dict.fromkeys(slots)
+        given = isinstance(slots, Mapping)
+        leaves = slots if given else dict.fromkeys(slots)
         groups = self._split(leaves, leaves)
         return [
-            (each, state[name], list(groups[name])) for name, each in self.rules.items()
+            (inner, state[label], groups[label] if given else list(groups[label]))
+            for label, inner in self.rules.items()
         ]
 
     def with_parts(self, rules: list[Rule]) -> Self:

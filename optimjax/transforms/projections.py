@@ -10,11 +10,25 @@ from optimjax.arrays import abs_sq, root, total
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import Selection, rule
-from optimjax.transforms.clipping import NOT_NEGATIVE, present, shortening
+from optimjax.transforms.clipping import NOT_NEGATIVE, shortening
 
 __all__ = ["Box", "L2Ball", "NonNegative", "Simplex"]
 
 # All of these are last in a `Chain`: they look at where the step would end, x - g.
+
+
+def present(
+    owner: str, name: str, x: Array, axes: int | tuple[int, ...]
+) -> tuple[int, ...]:
+    """`axes` of `x`, counted from the first. Raises: ValueError if it has not one."""
+    wanted = (axes,) if isinstance(axes, int) else axes
+    absent = [axis for axis in wanted if not -x.ndim <= axis < x.ndim]
+    if absent:
+        raise ValueError(
+            f"{owner}: {name} has {absent[0]}, expected an axis of an array of shape "
+            f"{x.shape}. Leave such arrays out, by `where` or by Masked."
+        )
+    return tuple(axis % x.ndim for axis in wanted)
 
 
 @rule

@@ -13,7 +13,7 @@ from optimjax.rule import AxesOf, OneFactor, rule
 from optimjax.rules.trust import trust_ratio
 from optimjax.transforms.clipping import NOT_NEGATIVE
 from optimjax.treewide import Count, PyTree, squared_length
-from optimjax.units import apart, each_matrix, has_inputs
+from optimjax.units import apart, each_unit, has_inputs
 
 __all__ = [
     "AddNoise",
@@ -72,13 +72,13 @@ class Centralize(LeafRule):
 
         step = g - mean(g)
 
-    over the inputs of each output unit, so over all axes but the last of a kernel (...,
-    in, out); optax takes the mean over all axes but the first, which is
-    `Centralize(Axes(outputs=0))`. Arrays without inputs, such as biases, pass. (Inside
-    a `shard_map`, an axis of the mean has to be whole on each device.)
+    over the inputs of each output unit, so by default over all axes but the last of a
+    kernel (..., in, out); optax takes the mean over all axes but the first. Arrays of
+    one axis or none pass. (Inside a `shard_map`, an axis of the mean has to be whole on
+    each device.)
 
     Args:
-        axes: as for `MatrixRule`.
+        axes: which axes are inputs, outputs and so on, as for `MatrixRule`.
     State: nothing.
     Raises: ValueError for an array of two or more axes that has not these.
     Source: Yong et al. 2020, equation 1, arXiv:2004.01461.
@@ -99,9 +99,11 @@ class Centralize(LeafRule):
     def apply_leaf(self, state, x, g, t):
         if not has_inputs(self.axes, x.shape):
             return None, g
-        return None, each_matrix(
-            self.axes, lambda g: g - jnp.mean(g, 0, keepdims=True), g
-        )
+        return None, each_unit(self.axes, centred, g)
+
+
+def centred(g: Array, inputs: tuple[int, ...]) -> Array:
+    return g - jnp.mean(g, inputs, keepdims=True)
 
 
 @rule
@@ -195,13 +197,15 @@ class TrustRatio(LeafRule):
         g_norm = max(|g|, min_norm)
         step   = g * coefficient * x_norm / (g_norm + eps)      g if a norm is 0
 
-    where |.| is the norm of the whole array. After `Adam` it makes `LAMB` of it.
+    where |.| is the norm of the whole array, or of each matrix that `axes` tells apart.
+    After `Adam` it makes `LAMB` of it.
 
     Args:
         coefficient: length of the step, as a share of the parameter's, >= 0.
         min_norm: the least that a norm counts, in the unit of either, >= 0.
         eps: added to the denominator, in the gradient's unit, >= 0.
-        axes: as for `LAMB`: which arrays are several in one.
+        axes: as for `MatrixRule`: with `Axes(batch=0)` each of the layers that are
+            stacked in an array has a ratio of its own.
     State: nothing.
     Raises: ValueError if a number is outside its range.
     Source: You et al. 2020, section 3, arXiv:1904.00962; `min_norm` of optax.
@@ -221,7 +225,7 @@ class TrustRatio(LeafRule):
     axes: AxesOf = None
 
     def init_leaf(self, x):
-        has_inputs(self.axes, x.shape)  # complain at once
+        return None
 
     def apply_leaf(self, state, x, g, t):
         return None, apart(self.axes, self._scaled, x, g)

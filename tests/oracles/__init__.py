@@ -13,13 +13,30 @@ magnitude: one complex entry is one quantity with one scale.
 
 from collections.abc import Callable
 
-from oracles import adam, adaptive, descent, layerwise, transforms, trees
+from oracles import (
+    adam,
+    adaptive,
+    descendants,
+    descent,
+    kronecker,
+    layerwise,
+    learning_rate_free,
+    matrices,
+    matrices_low_rank,
+    transforms,
+    trees,
+)
 
 ORACLES: dict[str, Callable] = {
     **adam.ORACLES,
     **adaptive.ORACLES,
+    **descendants.ORACLES,
     **descent.ORACLES,
+    **kronecker.ORACLES,
     **layerwise.ORACLES,
+    **learning_rate_free.ORACLES,
+    **matrices.ORACLES,
+    **matrices_low_rank.ORACLES,
     **transforms.ORACLES,
     **trees.ORACLES,
 }

@@ -35,7 +35,7 @@ def shrunk(g, size, limit):
 
 
 def other_axes(x, axes) -> tuple[int, ...]:
-    """All axes of `x` but those of its outputs: the last where nothing is said."""
+    """All axes of `x` but those of its outputs."""
     outputs = -1 if axes is None else axes.outputs
     outputs = [outputs] if np.ndim(outputs) == 0 else outputs
     outputs = {axis % x.ndim for axis in outputs}
@@ -86,9 +86,9 @@ def adaptive_clip(
     """
 
     def step(path, x, g, t):
-        inputs = other_axes(x, axes) if x.ndim > 1 else None
+        summed = other_axes(x, axes) if x.ndim > 1 else None
         x_norm, g_norm = (
-            np.sqrt(np.sum(abs_sq(a), axis=inputs, keepdims=True)) for a in (x, g)
+            np.sqrt(np.sum(abs_sq(a), axis=summed, keepdims=True)) for a in (x, g)
         )
         return shrunk(g, g_norm, clipping * np.maximum(x_norm, eps)).reshape(x.shape)
 

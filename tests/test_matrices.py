@@ -1,0 +1,279 @@
+"""Matrix rules read an array as the matrices that it is, and leave others to `aux`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import close, compilations
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import optimjax as oj
+from optimjax.axes import Axes
+
+LAYOUTS = {
+    "kernel": (Axes(), (5, 3), [(1, 5, 3)]),
+    "torch's kernel": (Axes(outputs=0), (3, 5), [(1, 5, 3)]),
+    "convolution": (Axes(), (2, 3, 4, 5), [(1, 24, 5)]),
+    "stacked": (Axes(batch=0), (6, 5, 3), [(6, 5, 3)]),
+    "heads in the middle": (Axes(batch=1), (5, 6, 3), [(6, 5, 3)]),
+    "out of heads": (Axes(outputs=-1), (6, 3, 5), [(1, 18, 5)]),
+    "two outputs": (Axes(outputs=(-2, -1)), (5, 6, 3), [(1, 5, 18)]),
+    "heads merged": (Axes(split=(-1, 4)), (5, 12), [(4, 5, 3)]),
+    "inputs split": (Axes(split=(0, 4)), (12, 5), [(4, 3, 5)]),
+    "unequal": (Axes(split=(-1, (6, 2, 2))), (5, 10), [(1, 5, 6), *[(1, 5, 2)] * 2]),
+    "stacked, unequal": (
+        Axes(batch=0, split=(2, (6, 2))),
+        (3, 5, 8),
+        [(3, 5, 6), (3, 5, 2)],
+    ),
+    "stacked heads": (Axes(batch=0, split=(-1, 2)), (3, 5, 8), [(6, 5, 4)]),
+}
+
+
+@pytest.fixture
+def normal():
+    rng = np.random.default_rng(0)
+    return lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+
+@pytest.mark.parametrize(("axes", "shape", "blocks"), LAYOUTS.values(), ids=LAYOUTS)
+def test_arrays_are_taken_apart_and_put_together(axes, shape, blocks):
+    x = jnp.arange(np.prod(shape)).reshape(shape)
+    taken = axes.matrices(x)
+    assert [each.shape for each in taken] == blocks == axes.blocks(shape)
+    np.testing.assert_array_equal(axes.array(taken, shape), x)
+
+
+def test_a_kernel_is_inputs_by_outputs(normal):
+    x = normal(3, 5)
+    np.testing.assert_array_equal(Axes(outputs=0).matrices(x)[0][0], x.T)
+    np.testing.assert_array_equal(Axes().matrices(x)[0][0], x)
+    merged = normal(5, 12)
+    parts = Axes(split=(-1, 4)).matrices(merged)[0]
+    np.testing.assert_array_equal(parts[1], merged[:, 3:6])
+
+
+@pytest.mark.parametrize(
+    ("axes", "what"),
+    [
+        (Axes(outputs=2), "has no axis 2"),
+        (Axes(outputs=(0, 1)), "without a matrix"),
+        (Axes(batch=1), "an axis is of outputs and of batch"),
+        (Axes(split=(-1, 5)), "cannot be split into 5"),
+        (Axes(split=(-1, (2, 3))), r"cannot be split into \(2, 3\)"),
+    ],
+)
+def test_axes_that_do_not_fit_name_the_path(axes, what):
+    model = {"layers": {"w": jnp.ones((3, 4))}}
+    with pytest.raises(ValueError, match=rf"Muon: 'layers/w': .*{what}.*by `axes`"):
+        oj.setup(oj.Muon(axes=axes), model)
+
+
+def test_what_is_no_matrix_but_chosen_names_the_path():
+    with pytest.raises(ValueError, match=r"'b': shape \(4,\), which .* `matrices`"):
+        oj.setup(oj.Muon(matrices="b"), {"w": jnp.ones((3, 4)), "b": jnp.ones(4)})
+    with pytest.raises(TypeError, match="axes is 3, expected"):
+        oj.Muon(axes=3)
+    with pytest.raises(ValueError, match=r"'v/\*' matches no trainable leaf"):
+        oj.setup(oj.Muon(axes={"v/*": Axes()}), {"w": jnp.ones((3, 4))})
+
+
+HIDDEN = ["layers/0/mlp/kernel", "MultiHeadAttention_0/query/kernel", "head_mixer/w"]
+OTHERS = ["wte", "tok_embed/weight", "params/Embed_0/embedding", "lm_head/kernel"]
+OTHERS += ["head", "classifier/w", "pos_emb"]
+
+
+def test_hidden_matrices_are_told_from_tables_and_heads():
+    w = jnp.ones((4, 4))
+    assert all(oj.hidden_matrices(path, w) for path in HIDDEN)
+    assert not any(oj.hidden_matrices(path, w) for path in OTHERS)
+    assert not oj.hidden_matrices("layers/0/bias", jnp.ones(4))
+
+
+def run(rule, model, grads):
+    """The model after two steps."""
+    state = oj.setup(rule, model)
+    for g in grads:
+        state, model = jax.jit(oj.update)(state, model, g)
+    return state, model
+
+
+RULES = [oj.Muon, oj.NorMuon, oj.AdaMuon, oj.SOAP, oj.Shampoo, oj.SPlus, oj.Dion]
+RULES += [oj.GaLore, oj.Fira, oj.APOLLO]
+
+
+@pytest.mark.parametrize("cls", RULES)
+def test_each_matrix_of_an_array_is_for_itself(cls, normal):
+    """Stacked layers, merged heads and unequal parts move as they would alone."""
+    rule = functools.partial(cls, 0.1)
+    parts = [normal(5, 4) for _ in range(3)]
+    grads = [[normal(5, 4) for _ in range(3)] for _ in range(2)]
+    alone = dict(zip("abc", parts, strict=True))
+    _, want = run(rule(), alone, [dict(zip("abc", g, strict=True)) for g in grads])
+
+    def check(axes, join):
+        model, gs = {"w": join(parts)}, [{"w": join(g)} for g in grads]
+        _, got = run(rule(axes=axes), model, gs)
+        close(got["w"], join([want[k] for k in "abc"]), rtol=2e-4)
+
+    check(Axes(batch=0), jnp.stack)
+    check(Axes(batch=1), lambda xs: jnp.stack(xs, 1))
+    check(Axes(split=(-1, 3)), lambda xs: jnp.concatenate(xs, 1))
+    check(Axes(split=(0, 3)), lambda xs: jnp.concatenate(xs, 0))
+
+    def uneven(xs):
+        return jnp.concatenate([xs[0], xs[1], xs[2][:, :2]], 1)
+
+    model, gs = {"w": uneven(parts)}, [{"w": uneven(g)} for g in grads]
+    _, got = run(rule(axes=Axes(split=(-1, (4, 4, 2)))), model, gs)
+    close(got["w"][:, 4:8], want["b"], rtol=2e-4)
+
+
+@pytest.mark.parametrize("cls", RULES)
+def test_slots_in_a_stack_move_as_alone(cls, normal):
+    model = {k: normal(5, 4) for k in "abcd"} | {"e": normal(4, 5), "bias": normal(4)}
+    grads = [{k: normal(*x.shape) for k, x in model.items()} for _ in range(2)]
+    _, together = run(cls(0.1), model, grads)
+    for k in model:
+        _, alone = run(cls(0.1), {k: model[k]}, [{k: g[k]} for g in grads])
+        close(together[k], alone[k], rtol=2e-4)
+
+
+def test_a_large_stack_is_cut(normal, monkeypatch):
+    from optimjax.rules import matrix
+
+    model = {k: normal(5, 4) for k in "abcde"}
+    grads = [{k: normal(5, 4) for k in model}]
+    _, whole = run(oj.Muon(0.1), model, grads)
+    monkeypatch.setattr(matrix, "MOST_STACKED", 45)  # two matrices and a bit
+    _, cut = run(oj.Muon(0.1), model, grads)
+    close(cut, whole)
+
+
+def test_others_take_the_steps_of_aux(normal):
+    model = {"w": normal(5, 4), "b": normal(4), "lm_head": normal(4, 3)}
+    grads = [{k: normal(*x.shape) for k, x in model.items()} for _ in range(2)]
+    state, got = run(oj.Muon(0.1, aux=oj.SGD(0.5, momentum=0.9)), model, grads)
+    rest = {k: model[k] for k in ("b", "lm_head")}
+    sgd = oj.SGD(0.5, momentum=0.9)
+    _, want = run(sgd, rest, [{k: g[k] for k in rest} for g in grads])
+    close({k: got[k] for k in rest}, want)
+    text = str(oj.summary(state))
+    assert text.count("Muon") == 1 and text.count("SGD") == 2
+    assert sum(x.size for x in jax.tree.leaves(state.slots)) == 20 + 4 + 12
+
+
+def test_tied_frozen_and_missing_matrices(normal):
+    w = normal(4, 4)
+    model = {"a": w, "b": w, "c": normal(4, 4), "d": normal(4, 4)}
+    state = oj.setup(oj.Muon(0.1), model)
+    assert list(state.slots) == ["a", "c", "d"]
+    state = oj.freeze(state, "c")
+    g = {k: normal(4, 4) for k in "abc"} | {"d": None}
+    new_state, new = oj.update(state, model, g)
+    assert new["a"] is new["b"]
+    np.testing.assert_array_equal(new["c"], model["c"])
+    np.testing.assert_array_equal(new["d"], model["d"])
+    np.testing.assert_array_equal(new_state.slots["d"].m, state.slots["d"].m)
+    _, alone = run(oj.Muon(0.1), {"a": w}, [{"a": g["a"] + g["b"]}])
+    close(new["a"], alone["a"])
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_state_lies_where_the_parameter_lies(kind, normal):
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(kind,))
+    where = NamedSharding(mesh, P("x"))
+    model = {k: jax.device_put(normal(8, 4), where) for k in "ab"}
+    plain = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), model)
+    state = oj.setup(oj.NorMuon(0.1), model)
+    assert state.slots["a"].m.sharding == where
+    step = jax.jit(oj.update)
+    for _ in range(2):
+        state, model = step(state, model, model)
+    assert state.slots["a"].m.sharding.is_equivalent_to(where, 2)
+    _, want = run(oj.NorMuon(0.1), plain, [plain])
+    _, want = run(oj.NorMuon(0.1), plain, [plain, want])
+    close(jax.tree.map(np.asarray, model), jax.tree.map(np.asarray, want), rtol=1e-4)
+
+
+def test_one_compilation_for_all_values(normal):
+    model = {"w": normal(5, 4), "b": normal(4)}
+    state = oj.setup(oj.Muon(lambda count: 0.1 / (count + 1)), model)
+    step = jax.jit(oj.update)
+    state, model = step(state, model, model)
+    with compilations() as compiled:
+        state = oj.adjust(state, **{"Muon.momentum": 0.8, "Adam.learning_rate": 0.3})
+        state, model = step(state, model, model)
+    assert compiled == []
+    assert float(state.rule.aux.learning_rate) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("coefficients", ["quintic", "polar_express", "dion"])
+@pytest.mark.parametrize("shape", [(6, 9), (9, 6), (1, 5)])
+def test_orthogonalize_makes_singular_values_one(coefficients, shape, normal):
+    o = oj.orthogonalize(normal(*shape), coefficients, 7)
+    values = np.linalg.svd(np.asarray(o), compute_uv=False)
+    assert np.all((values > 0.6) & (values < 1.25))
+
+
+def test_orthogonalize_turns_nothing(normal):
+    """The singular vectors stay; zeros stay zeros; complex matrices become unitary."""
+    x = normal(4, 6)
+    u, _, v = np.linalg.svd(np.asarray(x), full_matrices=False)
+    o = oj.orthogonalize(x, ((1.875, -1.25, 0.375),), 30)  # converges to 1
+    close(o, jnp.asarray(u @ v), rtol=1e-3, atol=1e-4)
+    assert not np.any(oj.orthogonalize(jnp.zeros((3, 4))))
+    z = jax.lax.complex(normal(4, 4), normal(4, 4))
+    with jax.numpy_dtype_promotion("standard"):  # its norm is real
+        o = np.asarray(oj.orthogonalize(z, ((1.875, -1.25, 0.375),), 40))
+    np.testing.assert_allclose(o @ o.conj().T, np.eye(4), atol=1e-3)
+
+
+def test_bfloat16_products_are_near(normal):
+    model = {"w": normal(8, 8)}
+    _, half = run(oj.Muon(0.1, dtype="bfloat16"), model, [model])
+    _, full = run(oj.Muon(0.1), model, [model])
+    apart = float(jnp.max(jnp.abs(half["w"] - full["w"])))
+    assert 0 < apart < 0.02
+    assert half["w"].dtype == jnp.float32
+
+
+UNITS = [
+    lambda axes=None: oj.Centralize(axes=axes),
+    lambda axes=None: oj.AdaptiveClip(0.1, axes=axes),
+    lambda axes=None: oj.TrustRatio(axes=axes),
+    lambda axes=None: oj.LAMB(0.1, axes=axes),
+    lambda axes=None: oj.LARS(0.1, weight_decay=0.1, axes=axes),
+    lambda axes=None: oj.Adafactor(
+        0.1, momentum=0.9, min_dim_size_to_factor=2, axes=axes
+    ),
+    lambda axes=None: oj.CAME(0.1, axes=axes),
+    lambda axes=None: oj.AdamMini(0.1, axes=axes),
+    lambda axes=None: oj.Scion(0.1, axes=axes),
+]
+
+
+@pytest.mark.parametrize("rule", UNITS, ids=lambda f: repr(f()))
+def test_layers_that_are_stacked_move_as_they_would_alone(rule, normal):
+    """One description of axes also for rules that are not of matrices alone."""
+    names = "abc"
+    parts = {k: {"w": normal(5, 4), "b": normal(4)} for k in names}
+    grads = [{k: {"w": normal(5, 4), "b": normal(4)} for k in names} for _ in range(2)]
+    _, want = run(rule(), parts, grads)
+
+    def check(axes, join):
+        def joined(tree, k):
+            return join(k, [tree[name][k] for name in names])
+
+        def whole(tree):
+            return {k: joined(tree, k) for k in "wb"}
+
+        _, got = run(rule(axes), whole(parts), [whole(g) for g in grads])
+        close(got, whole(want), rtol=2e-5, atol=1e-6)
+
+    check(oj.Axes(batch=0), lambda k, xs: jnp.stack(xs))
+    merged = {"w": oj.Axes(split=(-1, 3)), "b": oj.Axes(split=(0, 3))}
+    check(merged, lambda k, xs: jnp.concatenate(xs, -1))
