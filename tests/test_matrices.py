@@ -102,6 +102,7 @@ def run(rule, model, grads):
 
 
 RULES = [oj.Muon, oj.NorMuon, oj.AdaMuon, oj.SOAP, oj.Shampoo, oj.SPlus, oj.Dion]
+RULES += [oj.GaLore, oj.Fira, oj.APOLLO]
 
 
 @pytest.mark.parametrize("cls", RULES)
@@ -250,6 +251,8 @@ UNITS = [
         0.1, momentum=0.9, min_dim_size_to_factor=2, axes=axes
     ),
     lambda axes=None: oj.CAME(0.1, axes=axes),
+    lambda axes=None: oj.AdamMini(0.1, axes=axes),
+    lambda axes=None: oj.Scion(0.1, axes=axes),
 ]
 
 
