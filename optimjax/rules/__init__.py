@@ -12,6 +12,7 @@ from optimjax.rules import (
     optimistic,
     psgd,
     sgd,
+    shampoo,
     sign,
     trust,
 )
@@ -26,6 +27,7 @@ from optimjax.rules.muon import *
 from optimjax.rules.optimistic import *
 from optimjax.rules.psgd import *
 from optimjax.rules.sgd import *
+from optimjax.rules.shampoo import *
 from optimjax.rules.sign import *
 from optimjax.rules.trust import *
 
@@ -41,5 +43,6 @@ __all__ += muon.__all__
 __all__ += optimistic.__all__
 __all__ += psgd.__all__
 __all__ += sgd.__all__
+__all__ += shampoo.__all__
 __all__ += sign.__all__
 __all__ += trust.__all__

@@ -11,6 +11,7 @@ from jax import Array
 
 from optimjax.arrays import alike, cast_like, widen
 from optimjax.axes import hidden_matrices
+from optimjax.hyper import PerPath
 from optimjax.leaf import LeafRule, LeafState, in_compute_dtype
 from optimjax.nested import Around
 from optimjax.paths import Path, Slots, complain, with_paths
@@ -78,7 +79,12 @@ class MatrixRule(LeafRule):
         default=Adam(3e-4, b1=0.9, b2=0.95),
         kw_only=True,
     )
-    matrices: Selection = dataclasses.field(default=hidden_matrices, kw_only=True)
+    matrices: Selection = dataclasses.field(
+        default=PerPath(
+            hidden_matrices
+        ),  # as it is kept, so that it is shown as default
+        kw_only=True,
+    )
     axes: AxesOf = dataclasses.field(default=None, kw_only=True)
 
     def init_matrix(self, x: Array) -> PyTree:
@@ -107,7 +113,7 @@ class MatrixRule(LeafRule):
         mine = {slot: places[slot] for slot in places if table[slot]}
         rest = {slot: places[slot] for slot in places if not table[slot]}
         bound = self.with_fields(matrices=None, aux=None)
-        bound = Rule.bind(bound, mine) if mine else bound
+        bound = super(MatrixRule, bound).bind(mine) if mine else bound
         return bound.with_fields(
             aux=self.aux.bind(rest), matrices=type(where)(table) if where else None
         )
@@ -209,10 +215,17 @@ class MatrixRule(LeafRule):
         )
 
     def descend(
-        self, state: Any, params: Slots, grads: Slots, **context: Any
+        self,
+        state: Any,
+        params: Slots,
+        grads: Slots,
+        scale: Array | None = None,
+        **context: Any,
     ) -> tuple[Around, Slots]:
-        """As of every rule; the others in a compiled loop where `aux` has one."""
-        context.pop("scale", None)
+        """As of every rule; the others in a compiled loop where `aux` has one.
+
+        There is never a `scale`, for this rule itself does not fuse.
+        """
         chosen, new = state.own.slots, Slots(params)
         rest = Slots((p, x) for p, x in params.items() if p not in chosen)
         others = Slots((p, grads[p]) for p in rest)
