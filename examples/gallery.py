@@ -163,6 +163,15 @@ TUNED = {
         "Adan": Tuned(0.1, 0.02, 0.2),
         "OptimisticAdam": Tuned(0.1, 0.05, 0.1),
     },
+    "matrices": {
+        "Muon": Tuned(0.1, 0.02, 0.2),
+        "NorMuon": Tuned(0.1, 0.05, 0.1),
+        "AdaMuon": Tuned(0.1, 0.05, 0.1),
+        "SOAP": Tuned(0.1, 0.05, 0.1),
+        "Shampoo": Tuned(0.1, 0.05, 0.1),
+        "SPlus": Tuned(0.1, 0.05, 0.1),
+        "PSGDKron": Tuned(0.1, 0.05, 0.1),
+    },
 }
 
 
@@ -203,15 +212,20 @@ class Run(NamedTuple):
 
 def cross(name):
     """{landscape: Run}: the rule's way over both, in one compilation."""
-    step = oj.make_step(landscape, has_aux=True)
+    # A rule on matrices moves the point as a matrix of two inputs and one output.
+    shape = (2, 1) if name in TUNED["matrices"] else (2,)
+    step = oj.make_step(
+        lambda model, valley: landscape({"x": model["x"].reshape(2)}, valley),
+        has_aux=True,
+    )
     runs = {}
     for problem in ("bowl", "valley"):
         rule, steps = build(name, problem)
-        model = {"x": jnp.array(START)}
+        model = {"x": jnp.array(START).reshape(shape)}
         valley = jnp.full(steps, problem == "valley")
         state = oj.setup(rule, model)
         _, model, (losses, path) = step.scan(state, model, valley)
-        loss, x = landscape(model, valley[0])
+        loss, x = landscape({"x": model["x"].reshape(2)}, valley[0])
         runs[problem] = Run(np.append(losses, loss), np.vstack([path, x]))
     return runs
 
@@ -319,14 +333,17 @@ def draw_path(axes, run, problem, color):
 
 def draw_digits(runs, path):
     """A panel for each family: its curves in colour, those of all others in grey."""
-    figure = Figure(figsize=(17, 10), layout="constrained")
+    rows = -(-len(TUNED) // 3)
+    figure = Figure(figsize=(17, 5 * rows), layout="constrained")
     figure.suptitle(
         "Logistic regression on scikit-learn's digits, all images at each step: the "
         "loss above the least there is",
         fontsize=16,
     )
-    panels = figure.subplots(2, 3, sharex=True, sharey=True).flat
-    for axes, family in zip(panels, TUNED, strict=True):
+    panels = figure.subplots(rows, 3, sharex=True, sharey=True).flat
+    for axes in panels[len(TUNED) :]:
+        axes.set_visible(False)
+    for axes, family in zip(panels, TUNED, strict=False):
         for losses in runs.values():
             axes.plot(np.maximum(losses, FLOOR), color="0.88", linewidth=0.8)
         for name, color in zip(TUNED[family], COLORS, strict=False):

@@ -96,6 +96,13 @@ SETTINGS = {
             "line_search": None,
         }
     ],
+    # With every branch taken within the few steps of a test.
+    "SOAP": [{"learning_rate": 0.11, "every": 2, "b1": 0.7, "b2": 0.8}],
+    "Shampoo": [{"learning_rate": 0.11, "every": 2, "start": 1, "block_size": 2}],
+    "SPlus": [{"learning_rate": 0.11, "every": 2, "b2": 0.8}],
+    "PSGDKron": [
+        {"learning_rate": 0.11, "update_probability": 0.75, "max_dim": 3, "seed": 5}
+    ],
     # Some of the gradients are longer than the first, some shorter.
     "ClipByGlobalNorm": [{"max_norm": 2.5}, {"max_norm": 0.4}],
 }
@@ -279,6 +286,92 @@ VARIANTS = {
             "couple": True,
         },
         {"learning_rate": 0.3, "min_dim_size_to_factor": None},
+    ],
+    "Muon": [
+        {
+            "learning_rate": 0.11,
+            "momentum": 0.7,
+            "nesterov": False,
+            "iterations": 3,
+            "scale": "rms",
+            "eps": 0.3,
+        },
+        {
+            "learning_rate": 0.11,
+            "coefficients": "polar_express",
+            "scale": "spectral",
+            "debias": True,
+        },
+        {
+            "learning_rate": 0.11,
+            "coefficients": ((3.9, -7.1, 3.3), (2.8, -3.1, 1.2)),
+            "scale": None,
+            "dual_norm": True,
+        },
+        {"learning_rate": 0.11, "coefficients": "dion", "prescale": "spectral"},
+        {"learning_rate": 0.11, "prescale": "schatten", "momentum": 0.7},
+        {"learning_rate": 0.11, "prescale": "aol", "debias": True, "nesterov": False},
+    ],
+    "NorMuon": [
+        {
+            "learning_rate": 0.11,
+            "momentum": 0.7,
+            "b2": 0.8,
+            "eps": 0.3,
+            "eps_v": 0.2,
+            "scale": "rms",
+        },
+        {"learning_rate": 0.11, "debias": True, "dual_norm": True},
+    ],
+    "AdaMuon": [
+        {
+            "learning_rate": 0.11,
+            "momentum": 0.7,
+            "b2": 0.8,
+            "eps": 0.3,
+            "eps_v": 0.2,
+            "rms": 0.6,
+            "sign": False,
+        },
+        {"learning_rate": 0.11, "nesterov": True},
+    ],
+    "SOAP": [
+        {"learning_rate": 0.11, "shampoo_decay": 0.7, "eps": 0.3, "every": 3},
+        {"learning_rate": 0.11, "one_sided": True, "every": 2},
+        {
+            "learning_rate": 0.11,
+            "max_dim": 3,
+            "every": 1,
+            "bias_correction": False,
+        },
+    ],
+    "Shampoo": [
+        {
+            "learning_rate": 0.11,
+            "b1": 0.7,
+            "b2": 0.8,
+            "eps": 0.03,
+            "start": 2,
+            "graft_eps": 0.3,
+        },
+        {"learning_rate": 0.11, "graft": "adagrad", "b2": 1.0, "start": 1},
+        {"learning_rate": 0.11, "graft": "normalized", "nesterov": False, "start": 1},
+        {"learning_rate": 0.11, "graft": "sign", "every": 3, "start": 1},
+        {"learning_rate": 0.11, "graft": "sgd", "b2": 0.8, "block_size": 3},
+        {"learning_rate": 0.11, "graft": None, "eps": 0.03, "start": 3},
+    ],
+    "SPlus": [{"learning_rate": 0.11, "b1": 0.7, "b2": 0.8, "every": 3, "max_dim": 3}],
+    "PSGDKron": [
+        {
+            "learning_rate": 0.11,
+            "b1": 0.7,
+            "precond_rate": 0.3,
+            "balance_probability": 0.4,
+            "max_rms": 0.3,
+            "init_scale": 1.7,
+        },
+        # Two of the random numbers are a little smaller.
+        {"learning_rate": 0.11, "update_probability": 0.75, "momentum_into": False},
     ],
     "PolyakSGD": [
         {"max_learning_rate": 0.11, "scaling": 0.6, "f_min": 0.3, "eps": 0.7},

@@ -197,6 +197,7 @@ UNSEEN = {
     "AddNoise": {"eta", "gamma"},
     "LBFGS": {"c1", "c2"},
     "ASGD": {"t0"},
+    "PSGDKron": {"balance_probability"},  # of what changes no step
     # tests/test_plateau.py has those: thresholds, which 1 % does not move.
     "ReduceOnPlateau": {
         *("patience", "rtol", "atol", "cooldown", "min_scale", "accumulation")

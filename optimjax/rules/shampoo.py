@@ -138,12 +138,10 @@ class Shampoo(Kronecker):
         if a is None:
             return None, jnp.sign(g) if self.graft == "sign" else g
         g = unit(g) if self.graft == "normalized" else g
-        if self.graft == "adagrad":
-            a = a + abs_sq(g)
-        else:
-            a = self.b2 * a + w * abs_sq(g)
-        root = jnp.sqrt(a) + self.graft_eps
-        return a, g / jnp.where(root == 0, 1, root)
+        summed = self.graft == "adagrad"
+        new = a + abs_sq(g) if summed else self.b2 * a + w * abs_sq(g)
+        root = jnp.sqrt(new) + self.graft_eps
+        return new, g / jnp.where(root == 0, 1, root)
 
 
 def cut(x: Array, size: int | None) -> Array:
