@@ -164,13 +164,13 @@ TUNED = {
         "OptimisticAdam": Tuned(0.1, 0.05, 0.1),
     },
     "matrices": {
-        "Muon": Tuned(0.1, 0.02, 0.2),
-        "NorMuon": Tuned(0.1, 0.05, 0.1),
-        "AdaMuon": Tuned(0.1, 0.05, 0.1),
-        "SOAP": Tuned(0.1, 0.05, 0.1),
-        "Shampoo": Tuned(0.1, 0.05, 0.1),
-        "SPlus": Tuned(0.1, 0.05, 0.1),
-        "PSGDKron": Tuned(0.1, 0.05, 0.1),
+        "Muon": Tuned(0.05, 0.02, 0.1),
+        "NorMuon": Tuned(0.02, 0.02, 0.1),
+        "AdaMuon": Tuned(0.02, 0.02, 0.1),
+        "SOAP": Tuned(0.02, 0.02, 0.3),
+        "Shampoo": Tuned(0.005, 0.005, 0.03),
+        "SPlus": Tuned(0.01, 0.005, 3.0),
+        "PSGDKron": Tuned(0.02, 0.02, 0.1),
     },
 }
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 
 from optimjax.arrays import alike, cast_like, widen
 from optimjax.axes import hidden_matrices
@@ -151,6 +152,9 @@ class MatrixRule(LeafRule):
         return Around(self.aux.init(rest), own)
 
     def init_leaf(self, x: Array) -> PyTree:
+        return _start_on_mesh(self, x) if explicit(x) else self._start(x)
+
+    def _start(self, x: Array) -> PyTree:
         states = [jax.vmap(self.init_matrix)(block) for block in self.axes.matrices(x)]
         return self._kept(states, x)
 
@@ -277,11 +281,47 @@ class MatrixRule(LeafRule):
         return jax.vmap(self.apply_matrix, (0, 0, 0, None))(state, x, g, t)
 
 
+def explicit(x: Array) -> bool:
+    """Whether the axes of a mesh are part of the array's type."""
+    return AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types
+
+
+# Where shardings are part of types, arithmetic on matrices would have to say that of
+# every product; within `auto_axes` the compiler finds it, as it does elsewhere.
+
+
+@jax.jit
+def _start_on_mesh(rule: Any, x: Array) -> PyTree:
+    mesh = jax.typeof(x).sharding.mesh
+    made = jax.eval_shape(rule._start, jax.ShapeDtypeStruct(x.shape, x.dtype))
+    if made is None:
+        return None
+    whole, like = NamedSharding(mesh, PartitionSpec()), jax.typeof(x).sharding
+    places = type(made)(
+        **{
+            name: jax.tree.map(lambda _, n=name: like if n in rule.shaped else whole, v)
+            for name, v in zip(made._fields, made, strict=True)
+        }
+    )
+    start = auto_axes(lambda rule, x: rule._start(x), out_sharding=places)
+    return start(rule, x)
+
+
 @jax.jit
 def _apply_stack(
     rule: Any, t: Array, xs: list[Array], gs: list[Array], kept: list[PyTree]
 ) -> tuple[list[PyTree], list[Array]]:
     """New states and steps of slots that are alike, as one stack of matrices."""
+    apply = _stacked
+    if explicit(xs[0]):
+        places = jax.tree.map(lambda leaf: jax.typeof(leaf).sharding, (kept, xs))
+        apply = auto_axes(_stacked, out_sharding=places)
+    return apply(rule, t, xs, gs, kept)
+
+
+def _stacked(
+    rule: Any, t: Array, xs: list[Array], gs: list[Array], kept: list[PyTree]
+) -> tuple[list[PyTree], list[Array]]:
     axes, shape = rule.axes, xs[0].shape
     x_blocks = list(zip(*map(axes.matrices, xs), strict=True))
     g_blocks = list(zip(*map(axes.matrices, gs), strict=True))
@@ -302,7 +342,9 @@ def _apply_stack(
             mine = slice(j * n, (j + 1) * n)
             new[j].append(jax.tree.map(lambda leaf, mine=mine: leaf[mine], state))
             steps[j].append(step[mine])
+    states = [rule._kept(made, x) for made, x in zip(new, xs, strict=True)]
     return (
-        [rule._kept(made, x) for made, x in zip(new, xs, strict=True)],
+        # What is not shaped like a parameter would be placed anew after the first step.
+        jax.tree.map(alike, kept, states),
         [axes.array(made, shape) for made in steps],
     )
