@@ -10,7 +10,7 @@ from jax import Array, lax
 from jax.core import Tracer
 from jax.experimental.shard_alike import shard_alike
 from jax.extend.core.primitives import convert_element_type_p
-from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jax.typing import ArrayLike, DTypeLike
 
 __all__ = ["abs_sq", "zeros_like"]
@@ -124,29 +124,6 @@ def alike(x: ArrayLike, y: Array) -> Array:
         return shard_alike(x, y)[1]
     x = x if isinstance(x, jax.Array) else jnp.asarray(x)
     return jax.device_put(y, x.sharding) if x.committed else y
-
-
-def whole(x: Array) -> Array:
-    """`x` in one piece on every device, where the axes of its mesh are explicit.
-
-    There JAX wants to be told how a product of two arrays in parts is to be parted.
-    """
-    if not _explicit(x):
-        return x
-    mesh = jax.typeof(x).sharding.mesh
-    return jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec(*[None] * x.ndim)))
-
-
-def parted(x: Array, like: Array) -> Array:
-    """`x` in parts as `like` is, where the axes of its mesh are explicit."""
-    return jax.sharding.reshard(x, jax.typeof(like).sharding) if _explicit(like) else x
-
-
-def _explicit(x: Array) -> bool:
-    sharding = jax.typeof(x).sharding
-    return any(kind == AxisType.Explicit for kind in sharding.mesh.axis_types) and any(
-        part is not None for part in sharding.spec
-    )
 
 
 @partial(jax.jit, static_argnums=(0, 1))

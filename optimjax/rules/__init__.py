@@ -24,6 +24,7 @@ from optimjax.rules import (
     optimistic,
     psgd,
     sgd,
+    shampoo,
     sign,
     tangent,
     trust,
@@ -52,6 +53,7 @@ from optimjax.rules.muon import *
 from optimjax.rules.optimistic import *
 from optimjax.rules.psgd import *
 from optimjax.rules.sgd import *
+from optimjax.rules.shampoo import *
 from optimjax.rules.sign import *
 from optimjax.rules.tangent import *
 from optimjax.rules.trust import *
@@ -82,6 +84,7 @@ __all__ += loss_model.__all__
 __all__ += optimistic.__all__
 __all__ += psgd.__all__
 __all__ += sgd.__all__
+__all__ += shampoo.__all__
 __all__ += sign.__all__
 __all__ += tangent.__all__
 __all__ += trust.__all__

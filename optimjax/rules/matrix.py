@@ -8,9 +8,11 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 
-from optimjax.arrays import alike, cast_like, parted, whole, widen
+from optimjax.arrays import alike, cast_like, widen
 from optimjax.axes import hidden_matrices
+from optimjax.hyper import PerPath
 from optimjax.leaf import LeafRule, LeafState, in_compute_dtype
 from optimjax.nested import Around
 from optimjax.paths import Path, Slots, complain, with_paths
@@ -52,9 +54,7 @@ class MatrixRule(LeafRule):
     State: `own`, a `LeafState` of the matrices; `inner`, the state of `aux`.
     Raises: ValueError for a slot that is chosen, but has no matrix.
 
-    (Inside a `shard_map` a matrix has to be whole on each device. Where the axes of a
-    mesh are explicit, parameters and state lie in parts, and each device has a whole
-    stack of matrices while it computes.)
+    (Inside a `shard_map` a matrix has to be whole on each device.)
 
     >>> import jax.numpy as jnp
     >>> import optimjax as oj
@@ -66,8 +66,7 @@ class MatrixRule(LeafRule):
     ...         return None
     ...
     ...     def apply_matrix(self, state, x, g, t):
-    ...         unit = g / jnp.linalg.norm(g, axis=0, keepdims=True)
-    ...         return None, self.learning_rate * unit
+    ...         return None, self.learning_rate * g / jnp.linalg.norm(g, axis=0)
     >>> x = {"w": jnp.array([[3.0, 0.0], [4.0, 1.0]]), "b": jnp.ones(2)}
     >>> rule = RowNormalized(aux=oj.SGD(0.5))
     >>> _, steps = rule.apply(rule.init(x), x, x)
@@ -81,11 +80,16 @@ class MatrixRule(LeafRule):
         default=Adam(3e-4, b1=0.9, b2=0.95),
         kw_only=True,
     )
-    matrices: Selection = dataclasses.field(default=hidden_matrices, kw_only=True)
+    matrices: Selection = dataclasses.field(
+        default=PerPath(
+            hidden_matrices
+        ),  # as it is kept, so that it is shown as default
+        kw_only=True,
+    )
     axes: AxesOf = dataclasses.field(default=None, kw_only=True)
 
     def init_matrix(self, x: Array) -> PyTree:
-        """The state of one matrix. Args: `x`, zeros of its shape and dtype."""
+        """The state of one matrix."""
         raise NotImplementedError(f"{type(self).__name__} has no init_matrix")
 
     def apply_matrix(
@@ -148,17 +152,10 @@ class MatrixRule(LeafRule):
         return Around(self.aux.init(rest), own)
 
     def init_leaf(self, x: Array) -> PyTree:
-        states = []
-        for count, inputs, outputs in self.axes.blocks(x.shape):
-            one = self.init_matrix(jnp.zeros((inputs, outputs), x.dtype))
-            states.append(
-                jax.tree.map(
-                    lambda leaf, count=count: jnp.broadcast_to(
-                        leaf, (count, *leaf.shape)
-                    ),
-                    one,
-                )
-            )
+        return _start_on_mesh(self, x) if explicit(x) else self._start(x)
+
+    def _start(self, x: Array) -> PyTree:
+        states = [jax.vmap(self.init_matrix)(block) for block in self.axes.matrices(x)]
         return self._kept(states, x)
 
     def _kept(self, states: list[Any], x: Any) -> PyTree:
@@ -229,7 +226,10 @@ class MatrixRule(LeafRule):
         scale: Array | None = None,
         **context: Any,
     ) -> tuple[Around, Slots]:
-        """As of every rule; the others in a compiled loop where `aux` has one."""
+        """As of every rule; the others in a compiled loop where `aux` has one.
+
+        There is never a `scale`, for this rule itself does not fuse.
+        """
         chosen, new = state.own.slots, Slots(params)
         rest = Slots((p, x) for p, x in params.items() if p not in chosen)
         others = Slots((p, grads[p]) for p in rest)
@@ -281,13 +281,48 @@ class MatrixRule(LeafRule):
         return jax.vmap(self.apply_matrix, (0, 0, 0, None))(state, x, g, t)
 
 
+def explicit(x: Array) -> bool:
+    """Whether the axes of a mesh are part of the array's type."""
+    return AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types
+
+
+# Where shardings are part of types, arithmetic on matrices would have to say that of
+# every product; within `auto_axes` the compiler finds it, as it does elsewhere.
+
+
+@jax.jit
+def _start_on_mesh(rule: Any, x: Array) -> PyTree:
+    mesh = jax.typeof(x).sharding.mesh
+    made = jax.eval_shape(rule._start, jax.ShapeDtypeStruct(x.shape, x.dtype))
+    if made is None:
+        return None
+    whole, like = NamedSharding(mesh, PartitionSpec()), jax.typeof(x).sharding
+    places = type(made)(
+        **{
+            name: jax.tree.map(lambda _, n=name: like if n in rule.shaped else whole, v)
+            for name, v in zip(made._fields, made, strict=True)
+        }
+    )
+    start = auto_axes(lambda rule, x: rule._start(x), out_sharding=places)
+    return start(rule, x)
+
+
 @jax.jit
 def _apply_stack(
     rule: Any, t: Array, xs: list[Array], gs: list[Array], kept: list[PyTree]
 ) -> tuple[list[PyTree], list[Array]]:
     """New states and steps of slots that are alike, as one stack of matrices."""
-    axes, shape, like = rule.axes, xs[0].shape, xs
-    xs, gs, kept = jax.tree.map(whole, (xs, gs, kept))
+    apply = _stacked
+    if explicit(xs[0]):
+        places = jax.tree.map(lambda leaf: jax.typeof(leaf).sharding, (kept, xs))
+        apply = auto_axes(_stacked, out_sharding=places)
+    return apply(rule, t, xs, gs, kept)
+
+
+def _stacked(
+    rule: Any, t: Array, xs: list[Array], gs: list[Array], kept: list[PyTree]
+) -> tuple[list[PyTree], list[Array]]:
+    axes, shape = rule.axes, xs[0].shape
     x_blocks = list(zip(*map(axes.matrices, xs), strict=True))
     g_blocks = list(zip(*map(axes.matrices, gs), strict=True))
     states = [rule._states(k, x, len(x_blocks)) for k, x in zip(kept, xs, strict=True)]
@@ -307,16 +342,9 @@ def _apply_stack(
             mine = slice(j * n, (j + 1) * n)
             new[j].append(jax.tree.map(lambda leaf, mine=mine: leaf[mine], state))
             steps[j].append(step[mine])
-    new_kept = [rule._kept(made, x) for made, x in zip(new, xs, strict=True)]
+    states = [rule._kept(made, x) for made, x in zip(new, xs, strict=True)]
     return (
-        [
-            jax.tree.map(
-                lambda leaf, x=x: parted(leaf, x) if leaf.shape == x.shape else leaf, k
-            )
-            for k, x in zip(new_kept, like, strict=True)
-        ],
-        [
-            parted(axes.array(made, shape), x)
-            for made, x in zip(steps, like, strict=True)
-        ],
+        # What is not shaped like a parameter would be placed anew after the first step.
+        jax.tree.map(alike, kept, states),
+        [axes.array(made, shape) for made in steps],
     )

@@ -41,11 +41,11 @@ class PSGDKron(Kronecker):
 
         A  = Q_left m_hat Q_right^T                       g if not momentum_into
         B  = Q_left^-T V Q_right^-1                       V ~ Normal(0, 1)
-        Q_left  <- Q_left  - rate * triu(A A^T - B B^T) / |A A^T + B B^T| Q_left
-        Q_right <- Q_right - rate * triu(A^T A - B^T B) / |A^T A + B^T B| Q_right
+        S  = A A^T;  Z = B B^T                            A^T A, B^T B for Q_right
+        Q <- Q - precond_rate * triu(S - Z) Q / |S + Z|   for each Q
 
-    where `rate` is `precond_rate`, and |.| a lower bound of the largest singular value.
-    Q of an axis that is longer than `max_dim` is a diagonal.
+    where |.| is a lower bound of the largest singular value. Q of an axis that is
+    longer than `max_dim` is a diagonal.
 
     Args:
         learning_rate: factor of all steps, in the parameter's unit, >= 0.
@@ -73,7 +73,7 @@ class PSGDKron(Kronecker):
     >>> g = {"w": jnp.array([[-0.1, 2.0], [0.3, -4.0]]), "b": jnp.ones(2)}
     >>> state, steps = kron.apply(state, x, g)
     >>> steps["w"].tolist()
-    [[0.0, 0.0], [0.0, 0.0]]
+    [[0.01551, -0.02529], [0.05506, -0.1496]]
     """
 
     shaped: ClassVar = ("m",)
@@ -99,9 +99,8 @@ class PSGDKron(Kronecker):
 
     def init_matrix(self, x):
         def factor(n: int) -> Array:
-            one = (
-                jnp.ones(n, x.dtype) if n > self.max_dim else jnp.eye(n, dtype=x.dtype)
-            )
+            one = jnp.ones(n, x.dtype)
+            one = one if n > self.max_dim else jnp.diag(one)
             return jnp.sqrt(self.init_scale) * one
 
         return Factors(zeros_like(x), *map(factor, x.shape))
@@ -113,25 +112,22 @@ class PSGDKron(Kronecker):
         key = jax.random.key(self.seed, impl=THREEFRY)
         key = jax.random.fold_in(key, (t - 1).astype(jnp.uint32))
         of_v, of_update, of_balance = jax.random.split(key, 3)
-        qs = lax.cond(
+        kept = state.q_left, state.q_right
+        left, right = lax.cond(
             happens(of_update, self.update_probability),
             lambda: self._fitted(
-                balanced(
-                    state.q_left,
-                    state.q_right,
-                    happens(of_balance, self.balance_probability),
-                ),
+                balanced(*kept, happens(of_balance, self.balance_probability)),
                 m_hat if self.momentum_into else g,
                 cast(jax.random.normal(of_v, x.shape, jnp.float32), x.dtype),
             ),
-            lambda: (state.q_left, state.q_right),
+            lambda: kept,
         )
         u = m_hat
-        for q in qs:  # one side after the other
+        for q in (left, right):  # one side after the other
             u = times(q, u, transposed=False)
             u = times(q, u, transposed=True).T
         u = u * jnp.minimum(1, self.max_rms / (rms(u) + 1e-6))
-        return Factors(m, *qs), self.learning_rate * u
+        return Factors(m, left, right), self.learning_rate * u
 
     def _fitted(
         self, qs: tuple[Array, Array], g: Array, v: Array
