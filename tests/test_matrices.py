@@ -241,6 +241,18 @@ def test_bfloat16_products_are_near(normal):
     assert half["w"].dtype == jnp.float32
 
 
+@pytest.mark.parametrize("cls", [oj.Fira, oj.APOLLO])
+def test_a_layer_without_gradient_at_first_moves_later(cls, normal):
+    """As the first factor of LoRA does, whose second one starts with zeros."""
+    x, g = {"w": normal(4, 5)}, {"w": normal(4, 5)}
+    rule = cls(0.1, rank=2)
+    first = rule.apply(rule.init(x), x, g)[1]["w"]
+    state, nothing = rule.apply(rule.init(x), x, {"w": jnp.zeros((4, 5))})
+    later = rule.apply(state, x, g)[1]["w"]
+    assert not np.any(nothing["w"])
+    assert np.linalg.norm(later) > 0.1 * np.linalg.norm(first)
+
+
 UNITS = [
     lambda axes=None: oj.Centralize(axes=axes),
     lambda axes=None: oj.AdaptiveClip(0.1, axes=axes),

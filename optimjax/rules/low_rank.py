@@ -166,7 +166,8 @@ class Fira(LowRank):
         s    = s / (max(|s| / (|s of before| + 1e-8), max_growth) / max_growth)
         step = learning_rate * (scale * p n + s)
 
-    for a matrix with inputs <= outputs; others are transposed. The limit is for t > 1.
+    for a matrix with inputs <= outputs; others are transposed. The first step,
+    and one after a step of 0, has no limit.
 
     Args:
         learning_rate, b1, b2, eps: as for `Adam`.
@@ -205,7 +206,7 @@ class Fira(LowRank):
         r = p.T.conj() @ g
         m, v, n = self.adam(state.m, state.v, r, t)
         s = lengths(n) / (lengths(r) + TINY) * (g - p @ r)
-        s, length = limited(s, state.length, self.max_growth, t)
+        s, length = limited(s, state.length, self.max_growth)
         return Grown(p, m, v, length), self.scale * p @ n + s
 
 
@@ -222,7 +223,8 @@ class APOLLO(LowRank):
         u    = u / (max(|u| / (|u of before| + 1e-8), max_growth) / max_growth)
         step = learning_rate * u
 
-    for a matrix with inputs <= outputs; others are transposed. The limit is for t > 1.
+    for a matrix with inputs <= outputs; others are transposed. The first step,
+    and one after a step of 0, has no limit.
     APOLLO-Mini: `APOLLO(rank=1, scale=128.0, by="array")`. The authors' code debiases n
     after the limit, not before.
 
@@ -273,7 +275,7 @@ class APOLLO(LowRank):
         m, v, n = self.adam(state.m, state.v, r, t)
         size = lengths if self.by == "channel" else norm
         u = jnp.sqrt(self.scale) * size(n) / (size(r) + TINY) * g
-        u, length = limited(u, state.length, self.max_growth, t)
+        u, length = limited(u, state.length, self.max_growth)
         return Drawn(m, v, length), u
 
 
@@ -301,9 +303,11 @@ def zero_length(x: Array) -> Array:
     return jnp.zeros((), real_part_dtype(x.dtype))
 
 
-def limited(u: Array, before: Array, max_growth: Any, t: Array) -> tuple[Array, Array]:
+def limited(u: Array, before: Array, max_growth: Any) -> tuple[Array, Array]:
     """`u`, at most so many times as long as the one before; and its length."""
     length = norm(u)
     factor = jnp.maximum(length / (before + TINY), max_growth) / max_growth
-    factor = jnp.where(t > 1, factor, 1)
+    # From 0, as of a layer behind one that starts with zeros, it would take thousands
+    # of steps to grow.
+    factor = jnp.where(before != 0, factor, 1)
     return u / factor, length / factor
