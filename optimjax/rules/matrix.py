@@ -342,9 +342,7 @@ def _stacked(
             mine = slice(j * n, (j + 1) * n)
             new[j].append(jax.tree.map(lambda leaf, mine=mine: leaf[mine], state))
             steps[j].append(step[mine])
-    states = [rule._kept(made, x) for made, x in zip(new, xs, strict=True)]
     return (
-        # What is not shaped like a parameter would be placed anew after the first step.
-        jax.tree.map(alike, kept, states),
+        [rule._kept(made, x) for made, x in zip(new, xs, strict=True)],
         [axes.array(made, shape) for made in steps],
     )
