@@ -215,6 +215,8 @@ def test_every_hyperparameter_is_noticed(cls):
             rule = build(cls, settings)
             names |= set(rule.hypers())
             for name, value in rule.hypers().items():
+                if callable(value):  # a schedule by default: a case has a number
+                    continue
                 wrong = rule.with_fields(**{name: 0.99 * value})
                 if name not in noticed and not follows(wrong, settings):
                     noticed.add(name)
