@@ -303,7 +303,7 @@ def _start_on_mesh(rule: Any, x: Array) -> PyTree:
             for name, v in zip(made._fields, made, strict=True)
         }
     )
-    start = auto_axes(lambda rule, x: rule._start(x), out_sharding=places)
+    start: Any = auto_axes(lambda rule, x: rule._start(x), out_sharding=places)
     return start(rule, x)
 
 
@@ -312,7 +312,7 @@ def _apply_stack(
     rule: Any, t: Array, xs: list[Array], gs: list[Array], kept: list[PyTree]
 ) -> tuple[list[PyTree], list[Array]]:
     """New states and steps of slots that are alike, as one stack of matrices."""
-    apply = _stacked
+    apply: Any = _stacked
     if explicit(xs[0]):
         places = jax.tree.map(lambda leaf: jax.typeof(leaf).sharding, (kept, xs))
         apply = auto_axes(_stacked, out_sharding=places)
@@ -342,9 +342,7 @@ def _stacked(
             mine = slice(j * n, (j + 1) * n)
             new[j].append(jax.tree.map(lambda leaf, mine=mine: leaf[mine], state))
             steps[j].append(step[mine])
-    states = [rule._kept(made, x) for made, x in zip(new, xs, strict=True)]
     return (
-        # What is not shaped like a parameter would be placed anew after the first step.
-        jax.tree.map(alike, kept, states),
+        [rule._kept(made, x) for made, x in zip(new, xs, strict=True)],
         [axes.array(made, shape) for made in steps],
     )

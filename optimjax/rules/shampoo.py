@@ -95,7 +95,9 @@ class Shampoo(Kronecker):
 
     def __post_init__(self):
         super().__post_init__()
-        at_least_one(self, "every", *(["block_size"] if self.block_size else []))
+        at_least_one(self, "every")
+        if self.block_size is not None:
+            at_least_one(self, "block_size")
         one_of(self, "graft", (*get_args(Graft), None))
 
     def init_matrix(self, x):
