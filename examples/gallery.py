@@ -45,7 +45,8 @@ MINIMA = {"bowl": (1.0, 0.5), "valley": (1.0, 1.0)}
 
 def landscape(model, valley):
     """The loss, the valley's or the bowl's; and the point, which makes the path."""
-    a, b = x = model["x"].reshape(2)
+    x = model["x"] if len(model["x"]) == 2 else model["x"][0]  # a matrix of one row
+    a, b = x
     rosenbrock = (1 - a) ** 2 + 100 * (b - a**2) ** 2
     along, across = turned(a - 1.0, b - 0.5)
     bowl = 0.5 * along**2 + 50 * across**2  # condition number 100

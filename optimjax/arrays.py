@@ -159,6 +159,12 @@ def varying_axes(x: Array) -> tuple[str, ...]:
     return tuple(sorted(getattr(aval, "vma", ()) if manual is None else manual.varying))
 
 
+def varying_as(x: Array, y: Array) -> Array:
+    """`y` as one that may differ from device to device where `x` does."""
+    axes = tuple(axis for axis in varying_axes(x) if axis not in varying_axes(y))
+    return lax.pcast(y, axes, to="varying") if axes else y
+
+
 def total(x: ArrayLike) -> Array:
     """The sum of a whole array, also where a `shard_map` shows a part of it.
 

@@ -289,3 +289,18 @@ def test_layers_that_are_stacked_move_as_they_would_alone(rule, normal):
     check(oj.Axes(batch=0), lambda k, xs: jnp.stack(xs))
     merged = {"w": oj.Axes(split=(-1, 3)), "b": oj.Axes(split=(0, 3))}
     check(merged, lambda k, xs: jnp.concatenate(xs, -1))
+
+
+@pytest.mark.parametrize("cls", [oj.Muon, oj.AdaMuon, oj.SOAP, oj.Scion, oj.GaLore])
+def test_matrices_of_an_array_in_a_shard_map(cls, normal):
+    """The axis that numbers them may be in parts: no norm is that of several."""
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
+    x, g = normal(4, 3, 4), normal(4, 3, 4) * jnp.arange(1.0, 5.0).reshape(4, 1, 1)
+    rule = cls(0.02, axes=Axes(batch=0))
+
+    def two_steps(x, g):
+        state, _ = rule.apply(rule.init({"w": x}), {"w": x}, {"w": g})
+        return rule.apply(state, {"w": x}, {"w": g})[1]["w"]
+
+    apart = jax.shard_map(two_steps, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    close(jax.jit(apart)(x, g), jax.jit(two_steps)(x, g), rtol=1e-4, atol=1e-6)

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from optimjax.arrays import abs_sq, rms, root, zeros_like
+from optimjax.arrays import abs_sq, root, zeros_like
 from optimjax.hyper import Hyper, PerPath
 from optimjax.leaf import LeafRule
 from optimjax.noise import normal
 from optimjax.rule import AxesOf, Option, rule
-from optimjax.rules.matrix import MatrixRule
+from optimjax.rules.matrix import MatrixRule, length
 from optimjax.rules.muon import COEFFICIENTS, Triple, one_of, orthogonalize
 from optimjax.units import blocks, has_inputs, joined
 
@@ -194,7 +194,7 @@ class Scion(LeafRule):
             return over(d, lengths(d, 0) * math.sqrt(inputs) + self.eps)
         if name == "columns":
             return over(d, lengths(d, 1) / math.sqrt(outputs) + self.eps)
-        return over(d, rms(d) + self.eps)
+        return over(d, length(d) / max(d.size, 1) ** 0.5 + self.eps)
 
 
 def lengths(x: Array, axis: int) -> Array:

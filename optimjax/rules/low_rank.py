@@ -6,12 +6,12 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from optimjax.arrays import abs_sq, norm, real_part_dtype, root, zeros_like
+from optimjax.arrays import abs_sq, real_part_dtype, root, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.noise import normal
 from optimjax.rule import rule
 from optimjax.rules.adam import momentum
-from optimjax.rules.matrix import MatrixRule
+from optimjax.rules.matrix import MatrixRule, length
 from optimjax.rules.muon import one_of
 
 __all__ = ["APOLLO", "Fira", "GaLore"]
@@ -206,8 +206,8 @@ class Fira(LowRank):
         r = p.T.conj() @ g
         m, v, n = self.adam(state.m, state.v, r, t)
         s = lengths(n) / (lengths(r) + TINY) * (g - p @ r)
-        s, length = limited(s, state.length, self.max_growth)
-        return Grown(p, m, v, length), self.scale * p @ n + s
+        s, long = limited(s, state.length, self.max_growth)
+        return Grown(p, m, v, long), self.scale * p @ n + s
 
 
 @rule
@@ -273,10 +273,10 @@ class APOLLO(LowRank):
         p = normal(self.seed, n_th, (g.shape[0], rank), g.dtype) / math.sqrt(rank or 1)
         r = p.T @ g
         m, v, n = self.adam(state.m, state.v, r, t)
-        size = lengths if self.by == "channel" else norm
+        size = lengths if self.by == "channel" else length
         u = jnp.sqrt(self.scale) * size(n) / (size(r) + TINY) * g
-        u, length = limited(u, state.length, self.max_growth)
-        return Drawn(m, v, length), u
+        u, long = limited(u, state.length, self.max_growth)
+        return Drawn(m, v, long), u
 
 
 TINY = 1e-8  # beside lengths that may be 0, in the authors' code of Fira and of APOLLO
@@ -305,9 +305,9 @@ def zero_length(x: Array) -> Array:
 
 def limited(u: Array, before: Array, max_growth: Any) -> tuple[Array, Array]:
     """`u`, at most so many times as long as the one before; and its length."""
-    length = norm(u)
-    factor = jnp.maximum(length / (before + TINY), max_growth) / max_growth
+    long = length(u)
+    factor = jnp.maximum(long / (before + TINY), max_growth) / max_growth
     # From 0, as of a layer behind one that starts with zeros, it would take thousands
     # of steps to grow.
     factor = jnp.where(before != 0, factor, 1)
-    return u / factor, length / factor
+    return u / factor, long / factor

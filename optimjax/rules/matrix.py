@@ -3,6 +3,7 @@ matrices."""
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 
-from optimjax.arrays import alike, cast_like, widen
+from optimjax.arrays import abs_sq, alike, cast_like, root, varying_as, widen
 from optimjax.axes import hidden_matrices
 from optimjax.hyper import PerPath
 from optimjax.leaf import LeafRule, LeafState, in_compute_dtype
@@ -156,7 +157,8 @@ class MatrixRule(LeafRule):
 
     def _start(self, x: Array) -> PyTree:
         states = [jax.vmap(self.init_matrix)(block) for block in self.axes.matrices(x)]
-        return self._kept(states, x)
+        # A condition in the step wants what is kept to differ as what is computed does.
+        return jax.tree.map(partial(varying_as, x), self._kept(states, x))
 
     def _kept(self, states: list[Any], x: Any) -> PyTree:
         """The state of a slot, from those of its blocks of matrices."""
@@ -346,3 +348,14 @@ def _stacked(
         [rule._kept(made, x) for made, x in zip(new, xs, strict=True)],
         [axes.array(made, shape) for made in steps],
     )
+
+
+def length(x: Array) -> Array:
+    """The norm of a matrix, which is whole: nothing is summed over a mesh."""
+    return root(jnp.sum(abs_sq(x)))
+
+
+def unit(x: Array) -> Array:
+    """`x` with norm 1; zeros stay zeros."""
+    norm = length(x)
+    return x / jnp.where(norm == 0, 1, norm)

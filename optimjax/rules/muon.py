@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from optimjax.arrays import abs_sq, norm, zeros_like
+from optimjax.arrays import abs_sq, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.rule import rule
 from optimjax.rules.adam import momentum
-from optimjax.rules.matrix import MatrixRule
+from optimjax.rules.matrix import MatrixRule, length, unit
 
 __all__ = ["AdaMuon", "Muon", "NorMuon", "orthogonalize"]
 
@@ -81,13 +81,13 @@ def orthogonalize(
     if prescale == "frobenius":
         # The sets of Amsel et al. ask for a largest singular value a little below 1.
         room = 1.02 if coefficients == "polar_express" else 1.0
-        x = x / (room * norm(x) + eps)
+        x = x / (room * length(x) + eps)
     elif prescale == "spectral":
         x = x / (jnp.linalg.norm(x, 2) + eps)
     else:
         gram = x @ x.T.conj()
         if prescale == "schatten":
-            square = norm(gram)
+            square = length(gram)
         else:
             square = jnp.sum(jnp.abs(gram), axis=1, keepdims=True)
         x = x / jnp.sqrt(jnp.maximum(square, eps))
@@ -274,7 +274,7 @@ class NorMuon(Muon):
         mean = jnp.sum(abs_sq(o), axis=0) / max(o.shape[0], 1)
         v = self.b2 * state.v + (1 - self.b2) * mean
         u = o / (jnp.sqrt(v) + self.eps_v)[None]
-        return Normed(m, v), self.scaled(norm(o) * unit(u), w)
+        return Normed(m, v), self.scaled(length(o) * unit(u), w)
 
 
 @rule
@@ -330,12 +330,6 @@ class AdaMuon(Orthogonal):
         v = self.b2 * state.v + (1 - self.b2) * abs_sq(o)
         u = unit(o / (jnp.sqrt(v) + self.eps_v))
         return Normed(m, v), self.learning_rate * self.rms * x.size**0.5 * u
-
-
-def unit(x: Array) -> Array:
-    """`x` with norm 1; zeros stay zeros."""
-    length = norm(x)
-    return x / jnp.where(length == 0, 1, length)
 
 
 def one_of(rule: Any, name: str, expected: tuple[Any, ...]) -> None:

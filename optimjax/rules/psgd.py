@@ -8,11 +8,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.linalg import solve_triangular
 
-from optimjax.arrays import cast, norm, rms, zeros_like
+from optimjax.arrays import cast, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.noise import THREEFRY
 from optimjax.rule import rule
 from optimjax.rules.kronecker import Kronecker
+from optimjax.rules.matrix import length, unit
 
 __all__ = ["PSGDKron"]
 
@@ -126,7 +127,8 @@ class PSGDKron(Kronecker):
         for q in (left, right):  # one side after the other
             u = times(q, u, transposed=False)
             u = times(q, u, transposed=True).T
-        u = u * jnp.minimum(1, self.max_rms / (rms(u) + 1e-6))
+        rms = length(u) / max(u.size, 1) ** 0.5
+        u = u * jnp.minimum(1, self.max_rms / (rms + 1e-6))
         return Factors(m, left, right), self.learning_rate * u
 
     def _fitted(
@@ -181,5 +183,4 @@ def lower_bound(s: Array) -> Array:
     s = s / jnp.where(largest == 0, 1, largest)
     column = s[:, jnp.argmax(jnp.sum(s**2, axis=0))] if s.size else s.sum(0)
     y = column @ s
-    y = y / jnp.where(norm(y) == 0, 1, norm(y))
-    return largest * norm(s @ y)
+    return largest * length(s @ unit(y))

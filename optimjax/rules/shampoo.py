@@ -6,11 +6,12 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 import jax.numpy as jnp
 from jax import Array, lax
 
-from optimjax.arrays import abs_sq, norm, zeros_like
+from optimjax.arrays import abs_sq, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.rule import rule
 from optimjax.rules.kronecker import Kronecker, at_least_one
-from optimjax.rules.muon import one_of, unit
+from optimjax.rules.matrix import length, unit
+from optimjax.rules.muon import one_of
 
 __all__ = ["Shampoo"]
 
@@ -129,7 +130,7 @@ class Shampoo(Kronecker):
         )
         u = joined(roots[0] @ blocks @ roots[1], g)
         a, d = self._grafted(state.a, g, w)
-        u = u if self.graft is None else norm(d) * unit(u)
+        u = u if self.graft is None else length(d) * unit(u)
         p = jnp.where(t <= self.start, d, u)
         m = self.b1 * state.m + p
         step = self.learning_rate * (p + self.b1 * m if self.nesterov else m)
