@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import jax
+import numpy as np
 from jax import Array
 
 from optimjax.arrays import cast, cast_like, widen
@@ -81,6 +82,7 @@ def rule(cls: type[R]) -> type[R]:
     fields = dataclasses.fields(typing.cast(Any, made))
     kinds = {f.name: _kind(hints[f.name]) for f in fields}
     made._kinds = kinds
+    made._ints = {n for n in kinds if hints[n] is int or hints[n] == int | None}
     made._optional = {n for n in kinds if type(None) in typing.get_args(hints[n])}
     data = tuple(name for name, kind in kinds.items() if kind in ("hyper", "rule"))
     static = tuple(name for name in kinds if name not in data)
@@ -198,6 +200,7 @@ class Rule:
     settled: ClassVar[dict[str, str]] = {}
     _kinds: ClassVar[dict[str, str]] = {}
     _optional: ClassVar[set[str]] = set()
+    _ints: ClassVar[set[str]] = set()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if "_kinds" not in vars(cls):
@@ -241,6 +244,10 @@ class Rule:
             value, owner = getattr(self, field), f"{name}: {field}"
             if kind == "hyper" and not (value is None and field in self._optional):
                 value = self.checked(field, value)
+            elif field in self._ints and not (value is None or type(value) is int):
+                if not isinstance(value, np.integer):
+                    raise TypeError(f"{owner} is {value!r}, expected a whole number.")
+                value = int(value)
             elif kind == "where":
                 value = where_field(value, owner)
             elif kind == "axes":

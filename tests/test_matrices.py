@@ -304,3 +304,29 @@ def test_matrices_of_an_array_in_a_shard_map(cls, normal):
 
     apart = jax.shard_map(two_steps, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
     close(jax.jit(apart)(x, g), jax.jit(two_steps)(x, g), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        (lambda: oj.SOAP(every=1.5), "SOAP: every is 1.5, expected a whole number"),
+        (lambda: oj.GaLore(rank=True), "rank is True, expected a whole number"),
+        (lambda: oj.Muon(iterations=0), "iterations is 0, expected >= 1"),
+        (lambda: oj.Muon(coefficients=()), "expected triples of numbers"),
+        (lambda: oj.Muon(coefficients=((1, 2),)), "expected triples of numbers"),
+        (lambda: oj.Muon(coefficients="cubic"), "expected one of 'quintic'"),
+        (lambda: oj.Muon(scale="width"), "scale is 'width', expected one of 'shape'"),
+    ],
+)
+def test_options_that_make_no_sense(wrong, complaint):
+    with pytest.raises((TypeError, ValueError), match=complaint):
+        wrong()
+
+
+def test_a_bound_of_another_basis_is_refused(normal):
+    with pytest.raises(ValueError, match="no second moment"):
+        oj.setup(oj.AMSBound(oj.SOAP(0.1, aux=oj.SGD(0.1))), {"w": normal(3, 3)})
+    model = {"w": jnp.ones(2)}
+    state = oj.setup(oj.AMSBound(oj.Adam(0.1)), model)
+    _, new = oj.update(state, model, {"w": jnp.array([1e25, 1.0])})  # v overflows
+    close(new["w"], jnp.array([1.0, 0.9]))

@@ -114,10 +114,18 @@ class Orthogonal(MatrixRule):
     def __post_init__(self):
         super().__post_init__()
         one_of(self, "prescale", get_args(Prescale))
+        if self.iterations < 1:
+            name = type(self).__name__
+            raise ValueError(f"{name}: iterations is {self.iterations}, expected >= 1.")
         if isinstance(self.coefficients, str):
             one_of(self, "coefficients", tuple(COEFFICIENTS))
         else:
             triples = tuple(tuple(map(float, each)) for each in self.coefficients)
+            if not triples or any(len(each) != 3 for each in triples):
+                raise ValueError(
+                    f"{type(self).__name__}: coefficients is {self.coefficients!r}, "
+                    "expected triples of numbers, one at least."
+                )
             object.__setattr__(self, "coefficients", triples)
 
     def look_ahead(self, m: Array, g: Array) -> tuple[Array, Array]:

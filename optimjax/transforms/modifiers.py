@@ -15,6 +15,8 @@ from optimjax.nested import LeafWrapper, sees_gradients, walk
 from optimjax.paths import Path, Slots, complain, with_paths
 from optimjax.rates import RateWrapper
 from optimjax.rule import Rule, rule
+from optimjax.rules.learning_rate_free import Prodigy
+from optimjax.rules.matrix import MatrixRule
 from optimjax.rules.optimistic import Adan
 from optimjax.transforms.clipping import NOT_NEGATIVE, shortening
 from optimjax.treewide import PyTree
@@ -184,8 +186,9 @@ class AMSBound(LeafWrapper):
         if state is None:
             return None, step
         v_max = jnp.maximum(state.v_max, v.real)
-        share = v.real / jnp.where(v_max > 0, v_max, 1)
-        return Bound(v_max), step * jnp.where(v_max > 0, jnp.sqrt(share), 1)
+        fallen = v.real != v_max  # else 1, also where both are infinite
+        share = v.real / jnp.where(fallen, v_max, 1)
+        return Bound(v_max), step * jnp.where(fallen, jnp.sqrt(share), 1)
 
 
 def second_moments(
@@ -194,8 +197,10 @@ def second_moments(
     """{slot: the running means of |g|^2 that the rules inside keep of it}."""
     found: dict[Path, list[Array]] = {}
     for each, own, slots in walk(inner, state, Slots(params)):
-        # SGD's `v` is a velocity, Adan's of differences; AMSGrad's has its bound.
-        running = {"b2", "decay"} & each.hypers().keys() and not isinstance(each, Adan)
+        # SGD's `v` is a velocity, Adan's of differences; AMSGrad's has its bound. That
+        # of a matrix rule is in another basis, and that of Prodigy grows with d.
+        others = isinstance(each, (Adan, MatrixRule, Prodigy))
+        running = {"b2", "decay"} & each.hypers().keys() and not others
         for path in slots if running and isinstance(own, LeafState) else ():
             slot, shape = own.slots[path], jnp.shape(params[path])
             v = None if hasattr(slot, "v_max") else getattr(slot, "v", None)
