@@ -61,7 +61,8 @@ class TogetherRule(Rule):
     State: `TogetherState`.
     """
 
-    by_layer: ClassVar[bool] = False
+    # Not annotated: a field that overrides it would come before all others.
+    by_layer = False
     _on_slots: ClassVar[tuple[str, str]] = ("look_leaf", "step_leaf")
 
     def init_leaf(self, x):

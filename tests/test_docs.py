@@ -46,3 +46,11 @@ def test_rule_gives_equation_arguments_source_and_example(name):
     if name not in {"Frozen", "Identity"}:
         assert "Args:" in text
     assert "State:" in text
+
+
+@pytest.mark.parametrize("name", rule_classes())
+def test_rule_takes_its_arguments_in_the_order_in_which_it_writes_them(name):
+    """A field that overrides a base's would keep the place that it has there."""
+    taken = list(inspect.signature(rule_classes()[name]).parameters)
+    written = [a for a in inspect.get_annotations(rule_classes()[name]) if a in taken]
+    assert written == [a for a in taken if a in written]

@@ -304,8 +304,8 @@ class Yogi(Adam):
 
     ranges: ClassVar = {"initial_v": (0.0, math.inf, False)}
 
-    b1: Hyper = 0.9  # not None
     learning_rate: Hyper = 1e-2
+    b1: Hyper = 0.9  # not None
     eps: Hyper = 1e-3
     initial_v: Hyper = 1e-6
     initial_m: Hyper = 0.0

@@ -69,7 +69,7 @@ class DoG(TogetherRule):
     learning_rate: Hyper = 1.0
     reps_rel: Hyper = 1e-6
     eps: Hyper = 1e-8
-    by_layer: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
+    by_layer: bool = False
     init_distance: Hyper | None = None
     init_rate: Hyper | None = None
 

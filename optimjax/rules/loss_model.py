@@ -1,6 +1,6 @@
 """Rules whose step size is where a model of the loss reaches the least it can be."""
 
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -30,8 +30,49 @@ class Bounded(NamedTuple):
     rate: Array
 
 
+class Bounding(TogetherRule):
+    """What both share: the largest step at which the loss is above its bound.
+
+    A rule derives from this class and declares its own `learning_rate`, `lower_bound`,
+    `adapt_lower_bound` and `weight_decay`.
+    """
+
+    needs: ClassVar = ("value",)
+    ranges: ClassVar = {"lower_bound": None}
+
+    learning_rate: Hyper
+    lower_bound: Hyper
+    adapt_lower_bound: bool
+    weight_decay: Hyper
+
+    def init_shared(self, squares):
+        zero = jnp.zeros_like(squares)
+        return Bounded(zero, zero + self.lower_bound, zero)
+
+    def bounded(self, f, shared, sums, bias):
+        """The rate, and the bound of the next step. Args: `bias`, the weight of all the
+        losses in `f`."""
+        squares, along, gamma = sums
+        decay = 1 + self.learning_rate * self.weight_decay
+        bound = shared.lower_bound if self.adapt_lower_bound else self.lower_bound
+        cap = decay * (f - gamma) + along
+        if self.adapt_lower_bound:
+            lowered = jnp.maximum(cap / (2 * decay * bias), self.lower_bound)
+            bound = jnp.where(cap < decay * bias * bound, lowered, bound)
+        gap = jnp.maximum(cap - decay * bias * bound, 0)
+        rate = jnp.minimum(self.learning_rate / bias, ratio(gap, squares))
+        if self.adapt_lower_bound:
+            least = (f + along - gamma - rate * squares / 2) / bias
+            bound = jnp.maximum(least, self.lower_bound)
+        return Bounded(f, bound, rate)
+
+    def decayed(self, x):
+        decay = self.learning_rate * self.weight_decay
+        return decay / (1 + decay) * x
+
+
 @rule
-class MoMo(TogetherRule):
+class MoMo(Bounding):
     """Momentum whose step size is that at which a model of the loss is at its least.
 
         f     <- b * f + (1 - b) * value                       b: 0 at first, then b1
@@ -67,23 +108,16 @@ class MoMo(TogetherRule):
     ([0.7980, -0.7806], Array(0.02906, dtype=float32))
     """
 
-    needs: ClassVar = ("value",)
-    ranges: ClassVar = {"lower_bound": None}
-
     learning_rate: Hyper = 1.0
     b1: Hyper = 0.9
     lower_bound: Hyper = 0.0
     adapt_lower_bound: bool = False
     weight_decay: Hyper = 0.0
 
-    def init_shared(self, squares):
-        zero = jnp.zeros_like(squares)
-        return Bounded(zero, zero + self.lower_bound, zero)
-
-    def init_leaf(self, x) -> Any:
+    def init_leaf(self, x):
         return Model(zeros_like(x), jnp.zeros((), x.real.dtype))
 
-    def look_leaf(self, shared, state, x, g, t) -> tuple[Any, Any]:
+    def look_leaf(self, shared, state, x, g, t):
         b = jnp.where(t == 1, 0, self.b1)
         m = b * state.m + (1 - b) * g
         gamma = b * state.gamma + (1 - b) * product(g, x)
@@ -94,33 +128,12 @@ class MoMo(TogetherRule):
         f = b * shared.f + (1 - b) * value
         return self.bounded(f, shared, sums, jnp.ones_like(f))
 
-    def bounded(self, f, shared, sums, bias):
-        """The rate, and the bound of the next step. Args: `bias`, the weight of all the
-        losses in `f`."""
-        squares, along, gamma = sums
-        decay = 1 + self.learning_rate * self.weight_decay
-        bound = shared.lower_bound if self.adapt_lower_bound else self.lower_bound
-        cap = decay * (f - gamma) + along
-        if self.adapt_lower_bound:
-            lowered = jnp.maximum(cap / (2 * decay * bias), self.lower_bound)
-            bound = jnp.where(cap < decay * bias * bound, lowered, bound)
-        gap = jnp.maximum(cap - decay * bias * bound, 0)
-        rate = jnp.minimum(self.learning_rate / bias, ratio(gap, squares))
-        if self.adapt_lower_bound:
-            least = (f + along - gamma - rate * squares / 2) / bias
-            bound = jnp.maximum(least, self.lower_bound)
-        return Bounded(f, bound, rate)
-
     def step_leaf(self, old, shared, state, x, g, t):
         return state, shared.rate * state.m + self.decayed(x)
 
-    def decayed(self, x):
-        decay = self.learning_rate * self.weight_decay
-        return decay / (1 + decay) * x
-
 
 @rule
-class MoMoAdam(MoMo):
+class MoMoAdam(Bounding):
     """Adam whose step size is that at which a model of the loss is at its least.
 
         f     <- b1 * f + (1 - b1) * value
