@@ -200,6 +200,16 @@ def rms(x: Array) -> Array:
     return root(total(abs_sq(x)) / size(x))
 
 
+def lengths(x: Array, axes: int | tuple[int, ...]) -> Array:
+    """Euclidean norms along axes, which are kept, real."""
+    return root(jnp.sum(abs_sq(x), axes, keepdims=True))
+
+
+def ratio(a: Array, b: Array) -> Array:
+    """a / b, number by number; 0 where b is, NaN where it is NaN."""
+    return jnp.where(b != 0, a / jnp.where(b != 0, b, 1), 0)
+
+
 def buffer(x: Any) -> int | None:
     """Where a concrete array's first shard lies in memory; None if nowhere known."""
     if not isinstance(x, jax.Array) or is_traced(x) or x.size == 0 or x.is_deleted():

@@ -230,11 +230,6 @@ def product(a: Array, b: Array) -> Array:
     return total(a * b)
 
 
-def ratio(a: Array, b: Array) -> Array:
-    """a / b, 0 where b is."""
-    return jnp.where(b != 0, a / jnp.where(b != 0, b, 1), 0)
-
-
 def summed(terms: list[list[Array]]) -> list[Array]:
     """The sums over slots of the terms that each has, in the widest dtype of all."""
     dtype = reduce(wider, (term.dtype for each in terms for term in each), jnp.float32)

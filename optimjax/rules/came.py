@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from optimjax.arrays import abs_sq, rms, zeros_like
+from optimjax.arrays import abs_sq, ratio, rms, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import AxesOf, rule
-from optimjax.rules.dion import over
 from optimjax.units import blocks, has_inputs, joined
 
 __all__ = ["CAME"]
@@ -123,17 +122,17 @@ class CAME(LeafRule):
         square = abs_sq(g) + self.eps
         if g.ndim < 2:
             squares = Whole(self.b2 * state.squares.v + (1 - self.b2) * square)
-            u = over(g, jnp.sqrt(squares.v))
+            u = ratio(g, jnp.sqrt(squares.v))
         else:
             squares = averaged(state.squares, square, self.b2)
-            u = over(g, product_root(squares))
+            u = ratio(g, product_root(squares))
         u = u / jnp.maximum(1, rms(u) / self.clipping_threshold)
         m = self.b1 * state.m + (1 - self.b1) * u
         if g.ndim < 2:
             return Kept(m, squares, None), self.learning_rate * m
         q = abs_sq(u - m) + self.eps_instability
         unsure = averaged(state.unsure, q, self.b3)
-        step = self.learning_rate * over(m, product_root(unsure))
+        step = self.learning_rate * ratio(m, product_root(unsure))
         return Kept(m, squares, unsure), step
 
 
@@ -154,5 +153,5 @@ def product_root(squares: Factored) -> Array:
     """sqrt(row * col / mean(row)), by factors whose product stays in float32."""
     row, col = squares
     mean = jnp.sum(row, -1, keepdims=True) / max(row.shape[-1], 1)
-    share = over(row, mean)
+    share = ratio(row, mean)
     return jnp.sqrt(share)[..., None] * jnp.sqrt(col)[..., None, :]

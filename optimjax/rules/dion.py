@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from optimjax.arrays import abs_sq, root, zeros_like
+from optimjax.arrays import lengths, ratio, zeros_like
 from optimjax.hyper import Hyper, PerPath
 from optimjax.leaf import LeafRule
 from optimjax.noise import normal
@@ -98,7 +98,7 @@ class Dion(MatrixRule):
         p, _ = jnp.linalg.qr(m.T.conj() @ state.q)
         r = m @ p
         m = m - (1 - self.momentum) * r @ p.T.conj()
-        q = over(r, lengths(r, 0) + self.eps)
+        q = ratio(r, lengths(r, 0) + self.eps)
         scale = math.sqrt(x.shape[1] / max(x.shape[0], 1))
         return Powered(m, q), self.learning_rate * scale * q @ p.T.conj()
 
@@ -191,17 +191,7 @@ class Scion(LeafRule):
         if name == "sign":
             return jnp.sign(d) / inputs
         if name == "rows":
-            return over(d, lengths(d, 0) * math.sqrt(inputs) + self.eps)
+            return ratio(d, lengths(d, 0) * math.sqrt(inputs) + self.eps)
         if name == "columns":
-            return over(d, lengths(d, 1) / math.sqrt(outputs) + self.eps)
-        return over(d, length(d) / max(d.size, 1) ** 0.5 + self.eps)
-
-
-def lengths(x: Array, axis: int) -> Array:
-    """Euclidean norms along an axis, which is kept."""
-    return root(jnp.sum(abs_sq(x), axis, keepdims=True))
-
-
-def over(x: Array, divisor: Array) -> Array:
-    """`x / divisor`, and 0 where that is 0."""
-    return jnp.where(divisor == 0, 0, x / jnp.where(divisor == 0, 1, divisor))
+            return ratio(d, lengths(d, 1) / math.sqrt(outputs) + self.eps)
+        return ratio(d, length(d) / max(d.size, 1) ** 0.5 + self.eps)

@@ -6,10 +6,10 @@ from typing import ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from optimjax.arrays import abs_sq
+from optimjax.arrays import abs_sq, ratio
 from optimjax.hyper import Hyper
 from optimjax.rule import rule
-from optimjax.together import TogetherRule, ratio
+from optimjax.together import TogetherRule
 
 __all__ = ["DoG", "DoWG"]
 

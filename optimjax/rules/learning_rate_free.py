@@ -6,10 +6,10 @@ from typing import ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from optimjax.arrays import abs_sq, zeros_like
+from optimjax.arrays import abs_sq, ratio, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.rule import Selection, rule
-from optimjax.together import TogetherRule, product, ratio
+from optimjax.together import TogetherRule, product
 
 __all__ = ["DAdaptAdam", "DAdaptLion", "DAdaptSGD", "Prodigy"]
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from optimjax.arrays import abs_sq, real_part_dtype, root, zeros_like
+from optimjax.arrays import abs_sq, lengths, real_part_dtype, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.noise import normal
 from optimjax.rule import rule
@@ -205,7 +205,7 @@ class Fira(LowRank):
         p = self.renewed(state.p, g, t)
         r = p.T.conj() @ g
         m, v, n = self.adam(state.m, state.v, r, t)
-        s = lengths(n) / (lengths(r) + TINY) * (g - p @ r)
+        s = lengths(n, 0) / (lengths(r, 0) + TINY) * (g - p @ r)
         s, long = limited(s, state.length, self.max_growth)
         return Grown(p, m, v, long), self.scale * p @ n + s
 
@@ -273,8 +273,8 @@ class APOLLO(LowRank):
         p = normal(self.seed, n_th, (g.shape[0], rank), g.dtype) / math.sqrt(rank or 1)
         r = p.T @ g
         m, v, n = self.adam(state.m, state.v, r, t)
-        size = lengths if self.by == "channel" else length
-        u = jnp.sqrt(self.scale) * size(n) / (size(r) + TINY) * g
+        to, of = (lengths(y, 0) if self.by == "channel" else length(y) for y in (n, r))
+        u = jnp.sqrt(self.scale) * to / (of + TINY) * g
         u, long = limited(u, state.length, self.max_growth)
         return Drawn(m, v, long), u
 
@@ -292,11 +292,6 @@ def first_vectors(g: Array, rank: int) -> Array:
     p = jnp.linalg.svd(g, full_matrices=False)[0][:, :rank]
     largest = jnp.take_along_axis(p, jnp.argmax(jnp.abs(p), 0, keepdims=True), 0)
     return p * jnp.sign(largest).conj()
-
-
-def lengths(x: Array) -> Array:
-    """Euclidean norm of each column, (1, columns)."""
-    return root(jnp.sum(abs_sq(x), axis=0, keepdims=True))
 
 
 def zero_length(x: Array) -> Array:

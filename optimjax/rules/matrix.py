@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 
-from optimjax.arrays import abs_sq, alike, cast_like, root, varying_as, widen
+from optimjax.arrays import abs_sq, alike, cast_like, ratio, root, varying_as, widen
 from optimjax.axes import hidden_matrices
 from optimjax.hyper import PerPath
 from optimjax.leaf import LeafRule, LeafState, in_compute_dtype
@@ -357,5 +357,4 @@ def length(x: Array) -> Array:
 
 def unit(x: Array) -> Array:
     """`x` with norm 1; zeros stay zeros."""
-    norm = length(x)
-    return x / jnp.where(norm == 0, 1, norm)
+    return ratio(x, length(x))

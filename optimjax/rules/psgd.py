@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.linalg import solve_triangular
 
-from optimjax.arrays import cast, zeros_like
+from optimjax.arrays import cast, ratio, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.noise import THREEFRY
 from optimjax.rule import rule
@@ -148,7 +148,7 @@ class PSGDKron(Kronecker):
             t1, t2 = (x @ x.T for x in (a, b))
             bound = lower_bound(t1 + t2)
             change = jnp.triu(t1 - t2) @ q
-        return q - self.precond_rate * change / jnp.where(bound == 0, 1, bound)
+        return q - self.precond_rate * ratio(change, bound)
 
 
 def happens(key: Array, probability: Any) -> Array:
@@ -172,15 +172,14 @@ def balanced(left: Array, right: Array, wanted: Array) -> tuple[Array, Array]:
     """Both with one largest number, and the product that they had."""
     sizes = [jnp.max(jnp.abs(q), initial=0) for q in (left, right)]
     # From the root of a ratio, which overflows later than the product.
-    ratio = jnp.sqrt(sizes[1] / jnp.where(sizes[0] == 0, 1, sizes[0]))
-    ratio = jnp.where(wanted & (ratio > 0), ratio, 1)
-    return left * ratio, right / ratio
+    factor = jnp.sqrt(ratio(sizes[1], sizes[0]))
+    factor = jnp.where(wanted & (factor > 0), factor, 1)
+    return left * factor, right / factor
 
 
 def lower_bound(s: Array) -> Array:
     """Of the largest singular value of a symmetric matrix, by a step from a column."""
     largest = jnp.max(jnp.abs(s), initial=0)
-    s = s / jnp.where(largest == 0, 1, largest)
+    s = ratio(s, largest)
     column = s[:, jnp.argmax(jnp.sum(s**2, axis=0))] if s.size else s.sum(0)
-    y = column @ s
-    return largest * length(s @ unit(y))
+    return largest * length(s @ unit(column @ s))

@@ -6,10 +6,10 @@ from typing import Any, ClassVar, NamedTuple, cast
 import jax.numpy as jnp
 from jax import Array
 
-from optimjax.arrays import abs_sq
+from optimjax.arrays import abs_sq, ratio
 from optimjax.hyper import Hyper
 from optimjax.rule import rule
-from optimjax.together import TogetherWrapper, product, ratio
+from optimjax.together import TogetherWrapper, product
 
 __all__ = ["TRAC", "Mechanic"]
 
