@@ -641,27 +641,27 @@ HOLDING = {
         oj.MARS(INNER[0], gamma=0.3, b1=0.8, max_norm=2.0),
         oj.MARS(INNER[1], gamma=0.2, b1=0.7, exact=True),
     ],
-    "Accumulate": [oj.Accumulate(inner, every=3) for inner in INNER],
-    "SkipNonFinite": [oj.SkipNonFinite(inner, give_up_after=3) for inner in INNER],
-    "ApplyIf": [oj.ApplyIf(inner, wide_awake) for inner in INNER],
+    "Accumulate": [oj.Accumulate(inner, every=3) for inner in INNER[1:]],
+    "SkipNonFinite": [oj.SkipNonFinite(inner, give_up_after=3) for inner in INNER[1:]],
+    "ApplyIf": [oj.ApplyIf(inner, wide_awake) for inner in INNER[1:]],
     # A scale that fits the test's gradients, which nobody has multiplied.
-    "LossScaling": [oj.LossScaling(inner, scale=4.0, period=3) for inner in INNER],
+    "LossScaling": [oj.LossScaling(inner, scale=4.0, period=3) for inner in INNER[1:]],
     "EMA": [
         oj.EMA(inner, decay=0.9, debias=debias)
         for inner, debias in zip(INNER, (True, False), strict=True)
     ],
-    "SWA": [oj.SWA(inner, start=2) for inner in INNER],
-    "Lookahead": [oj.Lookahead(inner, period=3) for inner in INNER],
-    "ScheduleFree": [oj.ScheduleFree(inner) for inner in INNER],
-    "Mechanic": [oj.Mechanic(inner, s_init=0.03) for inner in INNER],
-    "TRAC": [oj.TRAC(inner, s_init=0.03) for inner in INNER],
-    "MixedPrecision": [oj.MixedPrecision(inner) for inner in INNER],
-    "Monitor": [oj.Monitor(inner) for inner in INNER],
+    "SWA": [oj.SWA(inner, start=2) for inner in INNER[1:]],
+    "Lookahead": [oj.Lookahead(inner, period=3) for inner in INNER[1:]],
+    "ScheduleFree": [oj.ScheduleFree(inner) for inner in INNER[1:]],
+    "Mechanic": [oj.Mechanic(inner, s_init=0.03) for inner in INNER[1:]],
+    "TRAC": [oj.TRAC(inner, s_init=0.03) for inner in INNER[1:]],
+    "MixedPrecision": [oj.MixedPrecision(inner) for inner in INNER[1:]],
+    "Monitor": [oj.Monitor(inner) for inner in INNER[1:]],
     "Cautious": [
         oj.Cautious(inner, form=form)
         for inner, form in zip(INNER, ("count", "mean"), strict=True)
     ],
-    "ClipStep": [oj.ClipStep(inner, max_rms=0.7) for inner in INNER],
+    "ClipStep": [oj.ClipStep(inner, max_rms=0.7) for inner in INNER[1:]],
     "AMSBound": [oj.AMSBound(oj.AdamW(1e-2)), oj.AMSBound(oj.RMSProp(1e-2))],
     "Decay": [
         oj.Decay(INNER[0], 0.1, "proximal"),
@@ -677,7 +677,7 @@ HOLDING = {
             peak=2.0,
         ),
     ],
-    "Masked": [oj.Masked(inner, matrices, outside=oj.SGD(0.1)) for inner in INNER],
+    "Masked": [oj.Masked(inner, matrices, outside=oj.SGD(0.1)) for inner in INNER[1:]],
     "Chain": [oj.Chain(oj.ClipByGlobalNorm(0.7), oj.WeightDecay(0.1), oj.SGD(0.1))],
     "Partition": [
         oj.Partition(
@@ -731,7 +731,8 @@ def all_rules():
             continue
         # LBFGS with its line search takes a minute to compile: test_line_search has it.
         made = [] if required(cls) or name == "LBFGS" else [cls()]
-        made += [cls(**settings) for settings in SETTINGS.get(name, [])]
+        # The others are for the oracle; here they would be the same promises again.
+        made += [cls(**settings) for settings in SETTINGS.get(name, [])[:1]]
         made += HOLDING.get(name, [])
         if not made:
             raise LookupError(
