@@ -12,6 +12,7 @@ from optimjax.hyper import ByPath, evaluate
 from optimjax.nested import LeafWrapper
 from optimjax.paths import Path, Slots, complain, with_paths
 from optimjax.rule import Rule, rule
+from optimjax.together import TogetherRule
 from optimjax.treewide import PyTree
 
 __all__ = []
@@ -47,7 +48,11 @@ def learning_rates(
         if len(rates) != 1
     }
     if problems:
-        remedy = "Inside it, one rule with a `learning_rate` is to act on each of them."
+        remedy = (
+            "Inside it, one rule with a `learning_rate` is to act on each of them. A "
+            "rule that finds its own, such as Prodigy, has a `weight_decay` or takes "
+            "an independent one; a wrapper that does, such as Mechanic, goes around."
+        )
         raise ValueError(complain(owner, problems, remedy))
     arrays: dict[int, Array] = {}  # one for all slots that share a rate
     for (rate,) in found.values():
@@ -60,6 +65,8 @@ def _rates(
     rule: Rule, state: PyTree, slots: Mapping[Path, Any]
 ) -> dict[Path, list[Any]]:
     found: dict[Path, list[Any]] = {path: [] for path in slots}
+    if isinstance(rule, TogetherRule):
+        return found  # its learning rate is a factor on one that it finds by itself
     for inner, own, mine in rule.parts(state, Slots(slots)):
         of_part = _rates(inner, own, {path: slots[path] for path in mine})
         for path, rates in of_part.items():

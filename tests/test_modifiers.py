@@ -539,3 +539,13 @@ def test_accumulate_sums_the_loss_in_float64_under_x64():
         value = jnp.asarray(1 + 1e-12, jnp.float64)
         state, _ = oj.update(state, x, x, value=value)
         assert float(state.inner.value) == 1 + 1e-12
+
+
+@pytest.mark.parametrize(
+    "inner", [oj.Prodigy(), oj.DoG(), oj.Mechanic(oj.Adam(1.0))], ids=repr
+)
+def test_a_rule_that_finds_its_rate_is_refused(inner):
+    """Its learning rate is a factor of 1: decay by that would take 10 % a step."""
+    with pytest.raises(ValueError, match="finds its own, such as Prodigy"):
+        oj.setup(oj.Decay(inner, 0.1), {"w": jnp.ones(2)})
+    oj.setup(oj.Decay(inner, 0.1, "independent"), {"w": jnp.ones(2)})
