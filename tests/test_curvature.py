@@ -405,7 +405,7 @@ def test_what_is_missing_is_said():
 def test_arguments_are_checked():
     with pytest.raises(ValueError, match="every is 0, expected a whole number >= 1"):
         oj.AdaHessian(every=0)
-    with pytest.raises(ValueError, match=re.escape("every is 2.5, expected a whole")):
+    with pytest.raises(TypeError, match=re.escape("every is 2.5, expected a whole")):
         oj.Sophia(every=2.5)
     with pytest.raises(TypeError, match="estimate is 3, expected a function"):
         oj.Sophia(estimate=3)

@@ -67,7 +67,8 @@ class MatrixRule(LeafRule):
     ...         return None
     ...
     ...     def apply_matrix(self, state, x, g, t):
-    ...         return None, self.learning_rate * g / jnp.linalg.norm(g, axis=0)
+    ...         unit = g / jnp.linalg.norm(g, axis=0, keepdims=True)
+    ...         return None, self.learning_rate * unit
     >>> x = {"w": jnp.array([[3.0, 0.0], [4.0, 1.0]]), "b": jnp.ones(2)}
     >>> rule = RowNormalized(aux=oj.SGD(0.5))
     >>> _, steps = rule.apply(rule.init(x), x, x)
