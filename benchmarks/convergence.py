@@ -82,8 +82,7 @@ class Runs:
 
 
 def falling(peak: Any, steps: Any, count: Any) -> Any:
-    rise = jnp.minimum((count + 1) / (0.05 * steps), 1)
-    return peak * rise * (0.5 + 0.5 * jnp.cos(jnp.pi * count / steps))
+    return rising(peak, steps, count) * (0.5 + 0.5 * jnp.cos(jnp.pi * count / steps))
 
 
 def rising(peak: Any, steps: Any, count: Any) -> Any:

@@ -387,7 +387,7 @@ class Rule:
         """The rules inside, each with its own state and the slots that it acts on.
 
         Args:
-            slots: paths. From a rule that may not have been bound: {path: leaf}.
+            slots: paths; {path: leaf} where choices by path are not yet bound.
         """
         return []
 

@@ -123,7 +123,8 @@ class Prodigy(TogetherRule):
 
     def share(self, shared, sums, t, value):
         r, s = sums
-        return raised(shared, self.d_coef * ratio(r, s), self.growth_rate)
+        d = self.d_coef * ratio(r, s)
+        return Distance(raised(shared.d, d, self.growth_rate))
 
     def step_leaf(self, old, shared, state, x, g, t):
         step = ratio(state.m, jnp.sqrt(state.v) + shared.d * self.eps)
@@ -132,9 +133,9 @@ class Prodigy(TogetherRule):
         return state, old.d * self.rate(t) * step
 
 
-def raised(shared: Distance, d: Array, growth_rate: Array) -> Distance:
-    """The estimate in place of `shared`: it never falls, nor grows too fast."""
-    return Distance(jnp.maximum(shared.d, jnp.minimum(d, shared.d * growth_rate)))
+def raised(d: Array, estimate: Array, growth_rate: Array) -> Array:
+    """What comes after `d`: it never falls, nor grows too fast."""
+    return jnp.maximum(d, jnp.minimum(estimate, d * growth_rate))
 
 
 class DAdaptMoments(NamedTuple):
@@ -219,7 +220,7 @@ class DAdaptAdam(TogetherRule):
     def share(self, shared, sums, t, value):
         r, s = sums
         d = ratio(r, (1 - jnp.sqrt(self.b2)) * s)
-        return raised(shared, d, self.growth_rate)
+        return Distance(raised(shared.d, d, self.growth_rate))
 
     def step_leaf(self, old, shared, state, x, g, t):
         step = ratio(state.m, jnp.sqrt(state.v) + self.eps)
@@ -300,7 +301,7 @@ class DAdaptSGD(TogetherRule):
         # The first that is not 0: before it nothing moves.
         g0 = jnp.where(shared.g0 > 0, shared.g0, jnp.sqrt(g))
         d = ratio(2 * r, g0 * jnp.sqrt(s))
-        return Scaled(raised(Distance(shared.d), d, self.growth_rate).d, g0)
+        return Scaled(raised(shared.d, d, self.growth_rate), g0)
 
     def step_leaf(self, old, shared, state, x, g, t):
         z = state.x0 - ratio(state.s, shared.g0)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from optimjax.arrays import abs_sq, zeros_like
+from optimjax.arrays import abs_sq, widen, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.rule import rule
 from optimjax.rules.adam import momentum
@@ -61,29 +61,30 @@ def orthogonalize(
         coefficients: "quintic", "polar_express" or "dion", or triples (a, b, c), one
             for each iteration, of which the last is repeated.
         iterations: how many.
-        prescale: what divides x. "frobenius": |x|; "spectral": the largest singular
-            value itself, by a decomposition; "schatten": the root of |x x^H|,
+        prescale: what divides x. "frobenius": |x|, times 1.02 for "polar_express",
+            which asks for singular values a little below 1; "spectral": the largest
+            singular value itself, by a decomposition; "schatten": the root of |x x^H|,
             which is nearer to the largest singular value (arXiv:2506.10935); "aol":
             for each row of x, the root of the sum of a row of |x x^H|, which changes
             the directions a little and needs an iteration less (arXiv:2512.04632).
-        eps: added to |x|, so that zeros stay zeros; for the others the least divisor.
+        eps: added to the divisor, so that zeros stay zeros; for "schatten" and "aol"
+            the least square of it.
     Returns: (n, m), in the dtype of x.
 
     >>> x = jnp.array([[3.0, 0.0], [0.0, -0.5]])
     >>> orthogonalize(x).tolist()
     [[0.7136, 0.0], [0.0, -1.0420]]
     """
-    triples = (
-        COEFFICIENTS[coefficients] if isinstance(coefficients, str) else (coefficients)
-    )
+    named = isinstance(coefficients, str)
+    triples = COEFFICIENTS[coefficients] if named else coefficients
     tall = x.shape[0] > x.shape[1]
     x = x.T if tall else x
     if prescale == "frobenius":
-        # The sets of Amsel et al. ask for a largest singular value a little below 1.
         room = 1.02 if coefficients == "polar_express" else 1.0
         x = x / (room * length(x) + eps)
     elif prescale == "spectral":
-        x = x / (jnp.linalg.norm(x, 2) + eps)
+        largest = jnp.linalg.norm(widen(x), 2)  # there is no decomposition in 16 bits
+        x = x / (largest.astype(x.real.dtype) + eps)
     else:
         gram = x @ x.T.conj()
         if prescale == "schatten":

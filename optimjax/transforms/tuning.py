@@ -70,9 +70,8 @@ class Mechanic(Tuned):
     1 - 10^-1, 1 - 10^-2, ... Products and norms are over all slots that have a
     gradient; x0 is where a slot was at `setup`. Give the rule inside the schedule that
     it would have, with 1 for its highest learning rate. The first steps are small
-    beside x, so
-    16-bit parameters want `MixedPrecision` around it; guards and `Accumulate` go
-    around it, too.
+    beside x, so 16-bit parameters want `MixedPrecision` around it; guards and
+    `Accumulate` go around it, too.
 
     Args:
         inner: the rule that takes the steps.
