@@ -50,7 +50,7 @@ class Axes:
 
         Raises: ValueError if an array of this shape has them not.
         """
-        outputs, batch = (_present(a, shape) for a in (self.outputs, self.batch))
+        outputs, batch = (present(a, shape) for a in (self.outputs, self.batch))
         if set(outputs) & set(batch):
             raise ValueError(f"{self}: an axis is of outputs and of batch")
         inputs = tuple(
@@ -68,16 +68,6 @@ class Axes:
     def several(self, shape: Shape) -> bool:
         """Whether an array is more than one matrix."""
         return self.split is not None or bool(self.of(shape)[2])
-
-    def blocks(self, shape: Shape) -> list[Shape]:
-        """The shapes of what `matrices` makes of an array of this shape."""
-        inputs, outputs, batch = (
-            tuple(axis + 1 for axis in each) for each in self.of(shape)
-        )
-        return [
-            (_size(part, (0, *batch)), _size(part, inputs), _size(part, outputs))
-            for part in self._part_shapes(shape)
-        ]
 
     def matrices(self, x: Array) -> list[Array]:
         """`x` as blocks of equal matrices, each (matrices, inputs, outputs)."""
@@ -126,7 +116,7 @@ class Axes:
     def _lengths(self, shape: Shape) -> tuple[int | None, tuple[int, ...]]:
         if self.split is None:
             return None, ()
-        (axis,), parts = _present(self.split[0], shape), self.split[1]
+        (axis,), parts = present(self.split[0], shape), self.split[1]
         if isinstance(parts, int):
             parts = (shape[axis] // max(parts, 1),) * parts
         if sum(parts) != shape[axis]:
@@ -136,7 +126,7 @@ class Axes:
         return axis, tuple(parts)
 
 
-def _present(axes: int | tuple[int, ...], shape: Shape) -> Shape:
+def present(axes: int | tuple[int, ...], shape: Shape) -> Shape:
     """`axes`, counted from the first. Raises: ValueError if the shape has one not."""
     wanted = (axes,) if isinstance(axes, int) else tuple(axes)
     absent = [axis for axis in wanted if not -len(shape) <= axis < len(shape)]
@@ -179,8 +169,10 @@ def hidden_matrices(path: Path, leaf: Any) -> bool:
     """Whether a parameter is a matrix within a network: what matrix rules are made for.
 
     It has two axes or more, and no part of its path is named as an embedding, head or
-    last layer is (`embed...`, `emb`, `wte`, `wpe`, `head`, `lm_head`, `logits`,
-    `classifier`, `readout`, `output_layer`). Biases and scales of norms have one axis;
+    last layer is: no part has `embed` in it, and none is, or ends after an underscore
+    in, `emb`, `wte`, `wpe`, `head`, `lm_head`, `logits`, `classifier`, `readout` or
+    `output_layer`, with or without a number. A table called `pos` counts as a matrix,
+    and weights called `attn_head` do not: give `matrices=` there. Biases and scales of norms have one axis;
     where they are stacked for a scan, (layer, feature), say by a glob what the matrices
     are.
 

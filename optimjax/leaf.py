@@ -2,8 +2,8 @@
 
 import dataclasses
 import typing
-from collections.abc import Collection, Iterable
-from contextlib import nullcontext
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any, ClassVar, Self
 
@@ -149,8 +149,9 @@ class LeafRule(Rule):
         at = self.at_count(0).by_slot()
         casts: dict[Any, Rule] = {}  # thousands of slots share a few
         slots = Slots()
-        for path, x in with_paths(params).items():
-            self._check_complex("init", path, x)
+        named = with_paths(params)
+        check_complex(self, "init", named)
+        for path, x in named.items():
             x = widen(x)
             here = at(path, x)
             key = (id(here), x.dtype)
@@ -168,14 +169,6 @@ class LeafRule(Rule):
         return cast(
             leaf, self.state_dtype if floating and self.state_dtype else leaf.dtype
         )
-
-    def _check_complex(self, function: str, path: Path, x: Any) -> None:
-        if not self.complex_ok and jnp.iscomplexobj(x):
-            what = "a complex parameter, expected a real one"
-            raise TypeError(
-                complain(f"{type(self).__name__}.{function}", {path: what})
-                + " Train its real and imaginary parts as two arrays."
-            )
 
     def apply(
         self, state: Any, params: PyTree, grads: PyTree, **context: Any
@@ -197,9 +190,9 @@ class LeafRule(Rule):
             return state, structure.unflatten([None] * len(named))
         at, state = self.at_count(state.count).by_slot(), state.after(inputs)
         slots, steps = Slots(state.slots), {}
+        check_complex(self, "apply", {path: named[path] for path in inputs})
         for path, arrays in inputs.items():
             x = named[path]
-            self._check_complex("apply", path, x)
             slots[path], steps[path] = in_compute_dtype(
                 at(path, x), slots[path], x, arrays, state.steps(path)
             )
@@ -265,6 +258,30 @@ class LeafRule(Rule):
         return averages
 
 
+def check_complex(rule: Rule, function: str, named: Mapping[Path, Any]) -> None:
+    """TypeError for complex parameters of a rule that is for real ones."""
+    if rule.complex_ok:
+        return
+    what = "a complex parameter, expected a real one"
+    found = {path: what for path, x in named.items() if jnp.iscomplexobj(x)}
+    if found:
+        raise TypeError(
+            complain(f"{type(rule).__name__}.{function}", found)
+            + " Train its real and imaginary parts as two arrays."
+        )
+
+
+def promotion_in(dtype: DTypeLike) -> AbstractContextManager[Any]:
+    """In which a rule computes in `dtype`.
+
+    A complex leaf meets its own real hyperparameters and magnitudes; that is the one
+    mixture that strict promotion, where a user has asked for it, would refuse.
+    """
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return jax.numpy_dtype_promotion("standard")
+    return nullcontext()
+
+
 @lru_cache
 def _knows_its_loop(cls: type[LeafRule]) -> bool:
     """Whoever writes another `apply_leaf` has not thereby written another loop."""
@@ -308,10 +325,7 @@ def in_compute_dtype(
     Jitted on its own, so that slots of one shape are traced once, not once each.
     """
     dtype, name = compute_dtype(x.dtype), type(rule).__name__
-    # A complex leaf meets its own real hyperparameters and magnitudes; that is the one
-    # mixture that strict promotion, where a user has asked for it, would refuse.
-    complex_x = jnp.issubdtype(dtype, jnp.complexfloating)
-    with jax.numpy_dtype_promotion("standard") if complex_x else nullcontext():
+    with promotion_in(dtype):
         out = typing.cast(LeafRule, to_compute(rule, dtype))._arithmetic(
             to_compute(state, dtype),
             cast(x, dtype),
@@ -344,8 +358,7 @@ def in_compute_dtype(
 def _eval_leaf(rule: LeafRule, state: PyTree, x: Array, t: Array) -> Array:
     """`rule.eval_leaf` in the compute dtype."""
     dtype = compute_dtype(x.dtype)
-    complex_x = jnp.issubdtype(dtype, jnp.complexfloating)
-    with jax.numpy_dtype_promotion("standard") if complex_x else nullcontext():
+    with promotion_in(dtype):
         return typing.cast(LeafRule, to_compute(rule, dtype)).eval_leaf(
             to_compute(state, dtype), cast(x, dtype), cast(t, real_part_dtype(dtype))
         )

@@ -43,8 +43,7 @@ class Keyed(LeafRule):
         root = jax.random.key(self.seed, impl=THREEFRY)
 
         def start(path: Path) -> Key:
-            name = np.uint32(zlib.crc32(path.encode()))
-            return Key(jax.random.key_data(jax.random.fold_in(root, name)))
+            return Key(jax.random.key_data(key_of_slot(root, path)))
 
         slots = Slots({path: start(path) for path in state.slots})
         return dataclasses.replace(state, slots=slots)
@@ -72,12 +71,20 @@ class Noisy(Keyed):
     def noise(self, state: Key, x: Array, t: Array) -> tuple[Key, Array]:
         """The next key, and noise of the shape and dtype of `x`."""
         state, here = self.draw(state)
-        # Drawn in float32 always: float64 would be other numbers, not more digits.
-        unit = cast(jax.random.normal(here, x.shape, jnp.float32), x.dtype)
+        unit = gaussian(here, x.shape, x.dtype)
         return state, jnp.sqrt(self.eta / t**self.gamma) * unit
 
 
-def normal(seed: int, n: Any, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-    """The n-th draw of a generator: Gaussian numbers that depend on no path."""
-    key = jax.random.fold_in(jax.random.key(seed, impl=THREEFRY), n)
+def nth_key(seed: int, n: Any) -> Array:
+    """The n-th key of a generator; it depends on no path."""
+    return jax.random.fold_in(jax.random.key(seed, impl=THREEFRY), n)
+
+
+def key_of_slot(key: Array, path: Path) -> Array:
+    """A key for one slot, the same whichever others there are."""
+    return jax.random.fold_in(key, np.uint32(zlib.crc32(path.encode())))
+
+
+def gaussian(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+    """Drawn in float32 always: float64 would be other numbers, not more digits."""
     return cast(jax.random.normal(key, shape, jnp.float32), dtype)

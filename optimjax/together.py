@@ -1,8 +1,6 @@
 """Rules that look at all slots together, and keep something of each."""
 
 import dataclasses
-from collections.abc import Mapping
-from contextlib import nullcontext
 from functools import partial, reduce
 from typing import Any, ClassVar
 
@@ -19,9 +17,9 @@ from optimjax.arrays import (
     widen,
     wider,
 )
-from optimjax.leaf import LeafState, to_compute
+from optimjax.leaf import LeafState, check_complex, promotion_in, to_compute
 from optimjax.nested import Around, Wrapper, sees_gradients, steps_stay
-from optimjax.paths import Path, Slots, complain, with_paths
+from optimjax.paths import Path, Slots, with_paths
 from optimjax.rule import Rule, rule
 from optimjax.treewide import PyTree, gradients_by_path, spread, steps_like
 
@@ -104,7 +102,7 @@ class TogetherRule(Rule):
 
     def init(self, params: PyTree) -> Any:
         named = {path: widen(x) for path, x in with_paths(params).items()}
-        self._check_complex("init", named)
+        check_complex(self, "init", named)
         now = self.at_count(0)
         slots = Slots(
             (path, jax.tree.map(_strong, _called("init_leaf", now, x.dtype, x)))
@@ -133,7 +131,7 @@ class TogetherRule(Rule):
         paths = [path for path in named if all(path in each for each in given)]
         if not paths:  # no update took place, so nothing is counted
             return state, structure.unflatten([None] * len(named))
-        self._check_complex("apply", {path: named[path] for path in paths})
+        check_complex(self, "apply", {path: named[path] for path in paths})
         now, state = self.at_count(state.count), state.after(paths)
         at = now.by_slot()
         slots, steps = Slots(state.slots), {}
@@ -171,15 +169,6 @@ class TogetherRule(Rule):
 
     def _groups(self, paths: Any) -> list[list[Path]]:
         return [[path] for path in paths] if self.by_layer else [list(paths)]
-
-    def _check_complex(self, function: str, named: Mapping[Path, Any]) -> None:
-        what = "a complex parameter, expected a real one"
-        found = {path: what for path, x in named.items() if jnp.iscomplexobj(x)}
-        if found and not self.complex_ok:
-            raise TypeError(
-                complain(f"{type(self).__name__}.{function}", found)
-                + " Train its real and imaginary parts as two arrays."
-            )
 
 
 @rule
@@ -246,9 +235,7 @@ def _called(method: str, rule: Rule, dtype: Any, *args: Any) -> Any:
     Jitted on its own, so that slots of one shape are traced once, not once each.
     """
     dtype = compute_dtype(dtype)
-    # As in a `LeafRule`: the one mixture that strict promotion would refuse.
-    complex_x = jnp.issubdtype(dtype, jnp.complexfloating)
-    with jax.numpy_dtype_promotion("standard") if complex_x else nullcontext():
+    with promotion_in(dtype):
         return getattr(to_compute(rule, dtype), method)(*to_compute(args, dtype))
 
 

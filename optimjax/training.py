@@ -265,9 +265,12 @@ def descend(
     if missing:
         wanted = "; ".join(f"{rule} needs {name}" for name, rule in missing.items())
         call = ", ".join(f"{name}=..." for name in missing)
+        step = "use make_step"
+        if "sampled_value_fn" in missing:
+            step = "make_step(loss, sampled_loss=...)"
         raise TypeError(
             f"update: {wanted}, not given. Call update(state, model, grads, {call}), "
-            "or use make_step."
+            f"or {step}."
         )
     for name in context.keys() & {*LOSSES}:
         # Rules work on wide arrays, the loss on the model's own.

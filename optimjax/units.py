@@ -1,12 +1,11 @@
 """Arrays read as matrices by rules that take any array, those of one axis included."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from jax import Array
 
-from optimjax.axes import Axes
+from optimjax.axes import Axes, present
 
 __all__ = []
 
@@ -63,23 +62,16 @@ def apart(axes: Axes, function: Callable[..., Array], *arrays: Array) -> Array:
 def _reading(axes: Axes, shape: tuple[int, ...]) -> tuple[Axes, tuple[int, ...]]:
     """Axes counted from the first, and a shape that leaves inputs and outputs."""
 
-    def present(wanted: Any) -> tuple[int, ...]:
-        wanted = (wanted,) if isinstance(wanted, int) else wanted
-        absent = [axis for axis in wanted if not -len(shape) <= axis < len(shape)]
-        if absent:
-            raise ValueError(
-                f"axes: shape {shape}, which has no axis {absent[0]} of {axes}. Give "
-                "such arrays other axes: a dict {glob: Axes(...)}."
-            )
-        return tuple(axis % len(shape) for axis in wanted)
-
-    batch, split = present(axes.batch), axes.split
-    if split is not None:
-        split = (present(split[0])[0], split[1])
-    if len(shape) < 2:
-        outputs = tuple(axis for axis in range(len(shape)) if axis not in batch)
-    else:
-        outputs = present(axes.outputs)
+    try:
+        batch, split = present(axes.batch, shape), axes.split
+        if split is not None:
+            split = (present(split[0], shape)[0], split[1])
+        outputs = present(axes.outputs, shape) if len(shape) > 1 else ()
+    except ValueError as error:
+        hint = "Give such arrays other axes: a dict {glob: Axes(...)}."
+        raise ValueError(f"axes: {error} of {axes}. {hint}") from None
+    if len(shape) == 1 and not batch:
+        outputs = (0,)
     missing = len(outputs) + len(batch) == len(shape), not outputs
     read = Axes(outputs or (len(shape),), batch, split)
     wide = (*shape, *[1] * sum(missing))

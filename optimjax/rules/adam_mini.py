@@ -8,9 +8,9 @@ from jax import Array
 from optimjax.arrays import abs_sq, zeros_like
 from optimjax.hyper import Hyper, PerPath
 from optimjax.leaf import LeafRule
+from optimjax.options import one_of
 from optimjax.rule import AxesOf, Option, rule
 from optimjax.rules.adam import momentum
-from optimjax.rules.muon import one_of
 from optimjax.units import blocks, has_inputs, joined
 
 __all__ = ["AdamMini"]

@@ -12,18 +12,10 @@ from optimjax.arrays import abs_sq, ratio, rms, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import AxesOf, rule
+from optimjax.rules.factored import Factored, Whole
 from optimjax.units import blocks, has_inputs, joined
 
 __all__ = ["CAME"]
-
-
-class Whole(NamedTuple):
-    v: Array
-
-
-class Factored(NamedTuple):
-    row: Array
-    col: Array
 
 
 class Kept(NamedTuple):

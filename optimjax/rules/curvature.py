@@ -3,20 +3,18 @@
 import dataclasses
 import inspect
 import math
-import zlib
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from optimjax.arrays import abs_sq, cast, widen, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule, LeafState
-from optimjax.noise import THREEFRY
+from optimjax.noise import key_of_slot, nth_key
 from optimjax.paths import Path, Slots, complain, with_paths
 from optimjax.rule import rule
 from optimjax.treewide import LOSSES, PyTree, gradients_by_path, loss_of_slots
@@ -70,7 +68,7 @@ def hutchinson(
 
 def _signs(key: Array, path: Path, x: Array) -> Array:
     """+1 or -1, the same for a slot whichever others there are, and in any dtype."""
-    own = jax.random.fold_in(key, np.uint32(zlib.crc32(path.encode())))
+    own = key_of_slot(key, path)
     ones = jnp.ones_like(x)
     return jnp.where(jax.random.bernoulli(own, jnp.float32(0.5), x.shape), ones, -ones)
 
@@ -183,8 +181,7 @@ class Diagonal(LeafRule):
             if name in context:
                 context[name] = loss_of_slots(context[name], params)
         x = {path: widen(named[path]) for path in given}
-        root = jax.random.key(self.seed, impl=THREEFRY)
-        key = jax.random.fold_in(root, state.count)
+        key = nth_key(self.seed, state.count)
 
         def estimate() -> Slots:
             return self._checked(self.estimate(key, x, **context), x)

@@ -10,10 +10,11 @@ from jax import Array
 from optimjax.arrays import lengths, ratio, zeros_like
 from optimjax.hyper import Hyper, PerPath
 from optimjax.leaf import LeafRule
-from optimjax.noise import normal
+from optimjax.noise import gaussian, nth_key
+from optimjax.options import one_of
 from optimjax.rule import AxesOf, Option, rule
 from optimjax.rules.matrix import MatrixRule, length
-from optimjax.rules.muon import COEFFICIENTS, Triple, one_of, orthogonalize
+from optimjax.rules.muon import Triple, check_iteration, orthogonalize
 from optimjax.units import blocks, has_inputs, joined
 
 __all__ = ["Dion", "Scion"]
@@ -91,7 +92,7 @@ class Dion(MatrixRule):
         elif isinstance(rank, float):
             rank = math.ceil(rank * most)
         shape = (x.shape[0], min(rank, most))
-        return Powered(zeros_like(x), normal(self.seed, 0, shape, x.dtype))
+        return Powered(zeros_like(x), gaussian(nth_key(self.seed, 0), shape, x.dtype))
 
     def apply_matrix(self, state, x, g, t):
         m = state.m + g
@@ -163,8 +164,7 @@ class Scion(LeafRule):
 
     def __post_init__(self):
         super().__post_init__()
-        if isinstance(self.coefficients, str):
-            one_of(self, "coefficients", tuple(COEFFICIENTS))
+        check_iteration(self)
         if not isinstance(self.norm, PerPath):
             one_of(self, "norm", get_args(Norm))
 

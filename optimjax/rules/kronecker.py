@@ -8,6 +8,7 @@ from jax import Array, lax
 
 from optimjax.arrays import abs_sq, zeros_like
 from optimjax.hyper import Hyper
+from optimjax.options import at_least_one
 from optimjax.rule import rule
 from optimjax.rules.matrix import MatrixRule
 from optimjax.treewide import PyTree
@@ -29,16 +30,6 @@ class Kronecker(MatrixRule):
         # Roots and inverses magnify what products in TF32 or bfloat16 lose.
         with jax.default_matmul_precision("highest"):
             return super()._arithmetic(state, x, arrays, t)
-
-
-def at_least_one(rule: Any, *names: str) -> None:
-    """ValueError if an option that counts something is below 1."""
-    for name in names:
-        if getattr(rule, name) < 1:
-            raise ValueError(
-                f"{type(rule).__name__}: {name} is {getattr(rule, name)}, expected "
-                ">= 1."
-            )
 
 
 # A factor, or a rotation, is None where an axis has none: the identity.

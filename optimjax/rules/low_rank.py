@@ -8,11 +8,11 @@ from jax import Array, lax
 
 from optimjax.arrays import abs_sq, lengths, real_part_dtype, zeros_like
 from optimjax.hyper import Hyper
-from optimjax.noise import normal
+from optimjax.noise import gaussian, nth_key
+from optimjax.options import at_least_one, one_of
 from optimjax.rule import rule
 from optimjax.rules.adam import momentum
 from optimjax.rules.matrix import MatrixRule, length
-from optimjax.rules.muon import one_of
 
 __all__ = ["APOLLO", "Fira", "GaLore"]
 
@@ -50,12 +50,7 @@ class LowRank(MatrixRule):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("rank", "every"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"{type(self).__name__}: {name} is {getattr(self, name)}, "
-                    "expected >= 1."
-                )
+        at_least_one(self, "rank", "every")
 
     def flips(self, inputs: int, outputs: int) -> bool:
         """Whether the outputs are projected: a matrix is transposed then."""
@@ -270,7 +265,8 @@ class APOLLO(LowRank):
     def direction(self, state, g, t):
         n_th = (t.astype(jnp.int32) - 1) // self.every
         rank = min(self.rank, *g.shape)
-        p = normal(self.seed, n_th, (g.shape[0], rank), g.dtype) / math.sqrt(rank or 1)
+        p = gaussian(nth_key(self.seed, n_th), (g.shape[0], rank), g.dtype)
+        p = p / math.sqrt(rank or 1)
         r = p.T @ g
         m, v, n = self.adam(state.m, state.v, r, t)
         to, of = (lengths(y, 0) if self.by == "channel" else length(y) for y in (n, r))

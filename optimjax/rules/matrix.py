@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 from optimjax.arrays import abs_sq, alike, cast_like, ratio, root, varying_as, widen
 from optimjax.axes import hidden_matrices
 from optimjax.hyper import PerPath
-from optimjax.leaf import LeafRule, LeafState, in_compute_dtype
+from optimjax.leaf import LeafRule, LeafState, check_complex, in_compute_dtype
 from optimjax.nested import Around
 from optimjax.paths import Path, Slots, complain, with_paths
 from optimjax.rule import AxesOf, Part, Places, Rule, Selection, rule
@@ -82,11 +82,9 @@ class MatrixRule(LeafRule):
         default=Adam(3e-4, b1=0.9, b2=0.95),
         kw_only=True,
     )
+    # As it is kept, so that what is shown is seen to be the default.
     matrices: Selection = dataclasses.field(
-        default=PerPath(
-            hidden_matrices
-        ),  # as it is kept, so that it is shown as default
-        kw_only=True,
+        default=PerPath(hidden_matrices), kw_only=True
     )
     axes: AxesOf = dataclasses.field(default=None, kw_only=True)
 
@@ -102,11 +100,11 @@ class MatrixRule(LeafRule):
 
     # Which slots --------------------------------------------------------------------
 
-    def _chosen(self, named: Mapping[Path, Any]) -> set[Path]:
-        """The paths of the matrices."""
+    def _chosen(self, named: Mapping[Path, Any]) -> dict[Path, Any]:
+        """The matrices among these arrays, in their order."""
         owner = f"{type(self).__name__}: matrices"
         where: Any = self.matrices
-        return {p for p, x in named.items() if where is None or where(p, x, owner)}
+        return {p: x for p, x in named.items() if where is None or where(p, x, owner)}
 
     def bind(self, places: Places) -> Self:
         owner = f"{type(self).__name__}: matrices"
@@ -141,15 +139,15 @@ class MatrixRule(LeafRule):
         chosen = self._chosen(named)
         problems = {}
         at = self.at_count(0).by_slot()
-        for path in chosen:
+        for path, x in chosen.items():
             try:
-                at(path, named[path]).axes.check(named[path].shape)
+                at(path, x).axes.check(x.shape)
             except ValueError as error:
                 problems[path] = str(error)
         if problems:
             hint = "Leave it out by `matrices`, or say by `axes` how it is a matrix."
             raise ValueError(complain(type(self).__name__, problems, hint))
-        own = super().init(Slots((p, x) for p, x in named.items() if p in chosen))
+        own = super().init(Slots(chosen))
         rest = Slots((p, x) for p, x in named.items() if p not in chosen)
         return Around(self.aux.init(rest), own)
 
@@ -253,11 +251,11 @@ class MatrixRule(LeafRule):
             return state, {}
         at, state = self.at_count(state.count).by_slot(), state.after(given)
         slots, steps = Slots(state.slots), {}
+        check_complex(self, "apply", {path: params[path] for path in given})
         groups: dict[Any, list[list[Path]]] = {}
         rules: dict[Any, tuple[Any, Array]] = {}
         for path in given:
             x = params[path]
-            self._check_complex("apply", path, x)
             here, t = at(path, x), state.steps(path)
             key = (id(here), id(t), x.shape, x.dtype, jax.tree.structure(slots[path]))
             stacks = groups.setdefault(key, [[]])

@@ -9,6 +9,7 @@ from jax.typing import DTypeLike
 
 from optimjax.arrays import abs_sq, widen, zeros_like
 from optimjax.hyper import Hyper
+from optimjax.options import at_least_one, one_of
 from optimjax.rule import rule
 from optimjax.rules.adam import momentum
 from optimjax.rules.matrix import MatrixRule, length, unit
@@ -99,6 +100,21 @@ def orthogonalize(
     return x.T if tall else x
 
 
+def check_iteration(rule: Any) -> None:
+    """`coefficients` by name or as triples of floats, and one iteration at least."""
+    at_least_one(rule, "iterations")
+    if isinstance(rule.coefficients, str):
+        one_of(rule, "coefficients", tuple(COEFFICIENTS))
+        return
+    triples = tuple(tuple(map(float, each)) for each in rule.coefficients)
+    if not triples or any(len(each) != 3 for each in triples):
+        raise ValueError(
+            f"{type(rule).__name__}: coefficients is {rule.coefficients!r}, expected "
+            "triples of numbers, one at least."
+        )
+    object.__setattr__(rule, "coefficients", triples)
+
+
 @rule
 class Orthogonal(MatrixRule):
     """What rules that make a moment orthogonal share."""
@@ -115,19 +131,7 @@ class Orthogonal(MatrixRule):
     def __post_init__(self):
         super().__post_init__()
         one_of(self, "prescale", get_args(Prescale))
-        if self.iterations < 1:
-            name = type(self).__name__
-            raise ValueError(f"{name}: iterations is {self.iterations}, expected >= 1.")
-        if isinstance(self.coefficients, str):
-            one_of(self, "coefficients", tuple(COEFFICIENTS))
-        else:
-            triples = tuple(tuple(map(float, each)) for each in self.coefficients)
-            if not triples or any(len(each) != 3 for each in triples):
-                raise ValueError(
-                    f"{type(self).__name__}: coefficients is {self.coefficients!r}, "
-                    "expected triples of numbers, one at least."
-                )
-            object.__setattr__(self, "coefficients", triples)
+        check_iteration(self)
 
     def look_ahead(self, m: Array, g: Array) -> tuple[Array, Array]:
         """The new moment, and what is made orthogonal."""
@@ -212,10 +216,15 @@ class Muon(Orthogonal):
     def init_matrix(self, x) -> Any:
         return Velocity(zeros_like(x))
 
-    def apply_matrix(self, state, x, g, t) -> tuple[Any, Array]:
-        m, w = self.look_ahead(state.m, g)
+    def aim(self, m: Array, g: Array, t: Array) -> tuple[Array, Array]:
+        """`look_ahead`, with `debias` as optax has it."""
+        m, w = self.look_ahead(m, g)
         if self.debias:
             w = momentum(m, g, self.momentum, t, self.nesterov)
+        return m, w
+
+    def apply_matrix(self, state, x, g, t) -> tuple[Any, Array]:
+        m, w = self.aim(state.m, g, t)
         return Velocity(m), self.scaled(self.orthogonal(w), w)
 
     def scaled(self, o: Array, w: Array) -> Array:
@@ -276,9 +285,7 @@ class NorMuon(Muon):
         return Normed(zeros_like(x), zeros_like(jnp.sum(x, axis=0), real=True))
 
     def apply_matrix(self, state, x, g, t):
-        m, w = self.look_ahead(state.m, g)
-        if self.debias:
-            w = momentum(m, g, self.momentum, t, self.nesterov)
+        m, w = self.aim(state.m, g, t)
         o = self.orthogonal(w)
         mean = jnp.sum(abs_sq(o), axis=0) / max(o.shape[0], 1)
         v = self.b2 * state.v + (1 - self.b2) * mean
@@ -339,13 +346,3 @@ class AdaMuon(Orthogonal):
         v = self.b2 * state.v + (1 - self.b2) * abs_sq(o)
         u = unit(o / (jnp.sqrt(v) + self.eps_v))
         return Normed(m, v), self.learning_rate * self.rms * x.size**0.5 * u
-
-
-def one_of(rule: Any, name: str, expected: tuple[Any, ...]) -> None:
-    """ValueError if an option is none of those that there are."""
-    found = getattr(rule, name)
-    if found not in expected:
-        listed = ", ".join(map(repr, expected))
-        raise ValueError(
-            f"{type(rule).__name__}: {name} is {found!r}, expected one of {listed}."
-        )

@@ -10,7 +10,7 @@ from jax.scipy.linalg import solve_triangular
 
 from optimjax.arrays import cast, ratio, zeros_like
 from optimjax.hyper import Hyper
-from optimjax.noise import THREEFRY
+from optimjax.noise import gaussian, nth_key
 from optimjax.rule import rule
 from optimjax.rules.kronecker import Kronecker
 from optimjax.rules.matrix import length, unit
@@ -110,8 +110,7 @@ class PSGDKron(Kronecker):
         m = self.b1 * state.m + (1 - self.b1) * g
         m_hat = m / (1 - self.b1**t)
         # One key a step, for all matrices, so that what is drawn is no batch of them.
-        key = jax.random.key(self.seed, impl=THREEFRY)
-        key = jax.random.fold_in(key, (t - 1).astype(jnp.uint32))
+        key = nth_key(self.seed, (t - 1).astype(jnp.uint32))
         of_v, of_update, of_balance = jax.random.split(key, 3)
         kept = state.q_left, state.q_right
         left, right = lax.cond(
@@ -119,7 +118,7 @@ class PSGDKron(Kronecker):
             lambda: self._fitted(
                 balanced(*kept, happens(of_balance, self.balance_probability)),
                 m_hat if self.momentum_into else g,
-                cast(jax.random.normal(of_v, x.shape, jnp.float32), x.dtype),
+                gaussian(of_v, x.shape, x.dtype),
             ),
             lambda: kept,
         )

@@ -8,10 +8,10 @@ from jax import Array, lax
 
 from optimjax.arrays import abs_sq, zeros_like
 from optimjax.hyper import Hyper
+from optimjax.options import at_least_one, one_of
 from optimjax.rule import rule
-from optimjax.rules.kronecker import Kronecker, at_least_one
+from optimjax.rules.kronecker import Kronecker
 from optimjax.rules.matrix import length, unit
-from optimjax.rules.muon import one_of
 
 __all__ = ["Shampoo"]
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jax import Array, lax
 
-from optimjax.arrays import abs_sq, cast, norm, rms, root, total, varying_axes
+from optimjax.arrays import cast, lengths, norm, rms, total, varying_axes
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import AxesOf, OneFactor, rule
@@ -251,8 +251,6 @@ class AdaptiveClip(LeafRule):
         self, x: Array, g: Array, inputs: tuple[int, ...] | None = None
     ) -> Array:
         def norms(x: Array) -> Array:
-            if inputs is None:
-                return norm(x)
-            return root(jnp.sum(abs_sq(x), inputs, keepdims=True))
+            return norm(x) if inputs is None else lengths(x, inputs)
 
         return g * shortening(norms(g), self.clipping * jnp.maximum(norms(x), self.eps))

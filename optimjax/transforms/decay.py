@@ -11,6 +11,7 @@ from optimjax.arrays import agreement, widen
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
 from optimjax.nested import sees_gradients
+from optimjax.options import one_of
 from optimjax.paths import Path
 from optimjax.rates import RateWrapper
 from optimjax.rule import Selection, rule
@@ -166,8 +167,9 @@ class Decay(RateWrapper):
 
     `rate` is the learning rate of the rule inside for that slot and that update: chosen
     by path or group, and of its schedule at its own count. What else scales a step (a
-    line search, a trust ratio) does not scale its decay. `Decay(Adam(1e-3), 1e-2)` is
-    `AdamW(1e-3, weight_decay=1e-2)`.
+    line search, a trust ratio) does not scale its decay. Rules that find their rate by
+    themselves (Prodigy, DoG) are refused, but for "l2" and "independent".
+    `Decay(Adam(1e-3), 1e-2)` is `AdamW(1e-3, weight_decay=1e-2)`.
 
     "corrected" is for layers behind which there is a norm: it keeps their size, and so
     their gradient's, from drifting while the learning rate falls. The others decay
@@ -216,9 +218,7 @@ class Decay(RateWrapper):
     def __post_init__(self):
         super().__post_init__()
         sees_gradients("Decay", self.inner)
-        if self.how not in get_args(How):
-            known = ", ".join(map(repr, get_args(How)))
-            raise ValueError(f"Decay: how is {self.how!r}, expected one of {known}.")
+        one_of(self, "how", get_args(How))
         if (self.how in ("schedule", "corrected")) != (self.peak is not None):
             much = "nothing" if self.peak is None else "a number"
             raise ValueError(

@@ -12,6 +12,7 @@ from optimjax.arrays import agreement, rms, size, total, zeros_like
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafState
 from optimjax.nested import LeafWrapper, sees_gradients, walk
+from optimjax.options import one_of
 from optimjax.paths import Path, Slots, complain, with_paths
 from optimjax.rates import RateWrapper
 from optimjax.rule import Rule, rule
@@ -60,10 +61,7 @@ class Cautious(LeafWrapper):
     def __post_init__(self):
         super().__post_init__()
         sees_gradients("Cautious", self.inner)
-        if self.form not in get_args(Form):
-            raise ValueError(
-                f"Cautious: form is {self.form!r}, expected 'count' or 'mean'."
-            )
+        one_of(self, "form", get_args(Form))
 
     def init_leaf(self, x):
         return None

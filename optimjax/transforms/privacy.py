@@ -12,7 +12,7 @@ from jax import Array
 from optimjax.arrays import abs_sq, cast, root, widen, wider
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafState
-from optimjax.noise import Keyed
+from optimjax.noise import Keyed, gaussian
 from optimjax.paths import Path, with_paths
 from optimjax.rule import rule
 from optimjax.transforms.clipping import shortening
@@ -95,7 +95,7 @@ class PrivateGradients(Keyed):
 
     def apply_leaf(self, state, x, g, t):
         state, here = self.draw(state)
-        unit = cast(jax.random.normal(here, x.shape, jnp.float32), x.dtype)
+        unit = gaussian(here, x.shape, x.dtype)
         return state, g + self.noise_multiplier * self.max_norm * unit
 
 

@@ -8,6 +8,7 @@ from jax import Array
 
 from optimjax.arrays import abs_sq, ratio
 from optimjax.hyper import Hyper
+from optimjax.options import at_least_one
 from optimjax.rule import rule
 from optimjax.together import TogetherWrapper, product
 
@@ -104,8 +105,7 @@ class Mechanic(Tuned):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.betas < 1:
-            raise ValueError(f"Mechanic: betas is {self.betas}, expected >= 1.")
+        at_least_one(self, "betas")
 
     def init_shared(self, squares):
         zeros = jnp.zeros(self.betas, squares.dtype)
