@@ -172,9 +172,9 @@ def hidden_matrices(path: Path, leaf: Any) -> bool:
     last layer is: no part has `embed` in it, and none is, or ends after an underscore
     in, `emb`, `wte`, `wpe`, `head`, `lm_head`, `logits`, `classifier`, `readout` or
     `output_layer`, with or without a number. A table called `pos` counts as a matrix,
-    and weights called `attn_head` do not: give `matrices=` there. Biases and scales of norms have one axis;
-    where they are stacked for a scan, (layer, feature), say by a glob what the matrices
-    are.
+    and weights called `attn_head` do not: give `matrices=` there. Biases and scales of
+    norms have one axis; where they are stacked for a scan, (layer, feature), say by a
+    glob what the matrices are.
 
     Args:
         path: the slot's.
