@@ -1,14 +1,15 @@
 """What is static of a model in a compiled step, and how to put the model together."""
 
 import dataclasses
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from optimjax.arrays import is_numeric
-from optimjax.layout import Layout
-from optimjax.paths import Path
+from optimjax.layout import Layout, Places, put
+from optimjax.paths import Path, picker
 from optimjax.ties import Ties
 
 __all__ = []
@@ -69,21 +70,41 @@ class Frame:
             leaves[i] = x
         return self.layout.scatter(self.slots(params, others), leaves)
 
-    def rebuild(self, params: Any, leaves: list[Any]) -> Any:
+    @cached_property
+    def _first(self) -> list[int]:
+        """The leaf that is the first place of each trained slot."""
+        return [self.layout.positions[i][0][0] for i in self.trained]
+
+    @cached_property
+    def _tied(self) -> list[tuple[int, Places]]:
+        """(number among the trained, places) of the slots that have several."""
+        every = [self.layout.positions[i] for i in self.trained]
+        return [(n, places) for n, places in enumerate(every) if len(places) > 1]
+
+    @cached_property
+    def _pickers(self) -> list[Callable[[list[Any]], tuple[Any, ...]]]:
+        frozen = [self.layout.positions[i][0][0] for i in self.frozen]
+        return [picker(each) for each in (self._first, frozen, self.arrays)]
+
+    def take(self, leaves: list[Any]) -> list[tuple[Any, ...]]:
+        """The arrays of the trained slots, of the frozen ones, and all others."""
+        return [pick(leaves) for pick in self._pickers]
+
+    def rebuild(self, params: tuple[Any, ...], leaves: list[Any]) -> Any:
         """The model, outside: everything that was not trained is the object it was."""
-        return self.layout.scatter(self.slots(params), leaves)
+        leaves = list(leaves)
+        for i, x in zip(self._first, params, strict=True):
+            leaves[i] = x
+        for n, places in self._tied:
+            put(params[n], places, leaves)
+        return self.layout.structure.unflatten(leaves)
 
     def slots(
-        self, params: tuple[Any, ...], others: tuple[Any, ...] = ()
+        self, params: tuple[Any, ...], others: tuple[Any, ...]
     ) -> dict[Path, Any]:
-        """{path: array} of the trained slots and, where they are given, the frozen."""
-        names = self.names
-        slots = {names[i]: x for i, x in zip(self.trained, params, strict=True)}
-        if others:
-            slots.update(
-                (names[i], x) for i, x in zip(self.frozen, others, strict=True)
-            )
-        return slots
+        """{path: array} of the trained slots and then the frozen."""
+        numbers, arrays = (*self.trained, *self.frozen), (*params, *others)
+        return {self.names[i]: x for i, x in zip(numbers, arrays, strict=True)}
 
 
 class _ById:

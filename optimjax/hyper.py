@@ -13,7 +13,7 @@ from jax.tree_util import GetAttrKey, Partial
 
 from optimjax.arrays import is_traced, real_dtype, weaken
 from optimjax.axes import Axes
-from optimjax.paths import Path, complain, nearest, pattern, selector
+from optimjax.paths import Path, complain, nearest, pattern, picker, selector
 
 __all__ = ["Hyper", "by_path"]
 
@@ -305,9 +305,11 @@ def register_fields(cls: type, data: tuple[str, ...], static: tuple[str, ...]) -
     It is put together again without `__init__`: what JAX hands it need not be checked.
     """
 
+    children_of, aux_of = picker(data), picker(static)
+
     def flatten(self: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         fields = vars(self)
-        return tuple(fields[n] for n in data), tuple(fields[n] for n in static)
+        return children_of(fields), aux_of(fields)
 
     def flatten_with_keys(self: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         children, aux = flatten(self)

@@ -19,6 +19,7 @@ from optimjax.paths import (
     complain,
     nearest,
     parts,
+    picker,
     with_paths,
 )
 
@@ -26,6 +27,7 @@ __all__ = []
 
 Transform: TypeAlias = Callable[[Array], Array]
 Structure: TypeAlias = Any  # a PyTreeDef, which JAX does not export as a type
+Places: TypeAlias = tuple[tuple[int, Transform | None], ...]  # numbers of the leaves
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,7 +38,7 @@ class Layout:
         names: of the slots.
         structure: of the model.
         paths: of its leaves.
-        positions: for each slot its places: (number of the leaf, transform or None).
+        positions: for each slot its places, one that holds the array as it is first.
         rest: numbers of the leaves that belong to no slot.
         untrained: of those, the ones that may not be arrays that can be trained, since
             `setup` did not see them.
@@ -45,7 +47,7 @@ class Layout:
     names: tuple[Path, ...]
     structure: Structure
     paths: tuple[Path, ...]
-    positions: tuple[tuple[tuple[int, Transform | None], ...], ...]
+    positions: tuple[Places, ...]
     rest: tuple[int, ...]
     untrained: tuple[int, ...]
 
@@ -72,26 +74,17 @@ class Layout:
         """For each choice of frozen slots, the last frame of the compiled step."""
         return {}
 
-    def gather(self, leaves: list[Any]) -> list[Array]:
-        """The array of each slot."""
-        return [leaves[places[0][0]] for places in self.positions]
+    @cached_property
+    def gather(self) -> Callable[[list[Any]], tuple[Array, ...]]:
+        """A function of the leaves: the array of each slot."""
+        return picker([places[0][0] for places in self.positions])
 
     def scatter(self, arrays: Mapping[Path, Array], leaves: list[Any]) -> Any:
         """The model with `arrays` at all their places; other leaves as in `leaves`."""
         leaves = list(leaves)
         for name, places in zip(self.names, self.positions, strict=True):
-            array = arrays.get(name)
-            if array is None:
-                continue
-            made: dict[Any, Any] | None = None  # once for each transform
-            for i, transform in places:
-                if transform is None:
-                    leaves[i] = array
-                    continue
-                made = {} if made is None else made
-                if transform not in made:
-                    made[transform] = transform(array)
-                leaves[i] = made[transform]
+            if arrays.get(name) is not None:
+                put(arrays[name], places, leaves)
         return self.structure.unflatten(leaves)
 
     def accumulate(self, leaves: list[Any], grads: Any) -> Slots:
@@ -241,3 +234,12 @@ def _misfit(leaf: Any, g: Any) -> str | None:
             f"gradient has dtype {dtype.name}, expected a real one like its parameter"
         )
     return None
+
+
+def put(array: Any, places: Places, leaves: list[Any]) -> None:
+    """`array`, in `leaves` at all its places."""
+    made: dict[Transform, Any] = {}  # once for each transform
+    for i, transform in places:
+        if transform is not None and transform not in made:
+            made[transform] = transform(array)
+        leaves[i] = array if transform is None else made[transform]

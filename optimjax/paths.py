@@ -2,6 +2,7 @@
 
 import difflib
 import fnmatch
+import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -35,6 +36,13 @@ jax.tree_util.register_pytree_with_keys(
     lambda keys, values: Slots(zip(keys, values, strict=True)),
     lambda slots: (tuple(slots.values()), tuple(slots)),
 )
+
+
+def picker(keys: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """A function of a dict or list: its items at `keys`, at the speed of C."""
+    if len(keys) > 1:
+        return operator.itemgetter(*keys)
+    return lambda items: tuple(items[key] for key in keys)
 
 
 def spell(keypaths: Sequence[KeyPath]) -> list[Path]:

@@ -152,13 +152,10 @@ class Step(Generic[Model]):
             state = dataclasses.replace(state, ties=ties)
         layout, leaves = ties.take_apart("step", model)
         frame = framed(ties, layout, leaves, state.frozen)
-        arrays = layout.gather(leaves)
-        params = tuple(arrays[i] for i in frame.trained)
-        others = tuple(arrays[i] for i in frame.frozen)
-        rest = tuple(leaves[i] for i in frame.arrays)
+        params, others, rest = frame.take(leaves)
         if self.donate:
             params = self._givable(frame, params, (*others, *rest))
-        whole = not any(map(is_traced, arrays[:1]))
+        whole = not any(map(is_traced, (*params, *others)[:1]))
         try:
             # The rule's numbers stay what they are: neither donated nor given back.
             inner, params, out = compiled(
@@ -204,7 +201,7 @@ class Step(Generic[Model]):
         """
         everything = (*params, *kept)
         alone = len(set(map(id, everything))) == len(everything)
-        numpy = any(isinstance(x, np.ndarray) for x in params)
+        numpy = any(issubclass(cls, np.ndarray) for cls in set(map(type, params)))
         if alone and not numpy and frame in self._met:
             return params
         self._met.add(frame)
