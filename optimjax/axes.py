@@ -2,8 +2,9 @@
 
 import dataclasses
 import math
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ __all__ = ["Axes", "hidden_matrices"]
 Shape: TypeAlias = tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Axes:
     """How an array is read as one matrix (inputs, outputs), or as several.
 
@@ -30,6 +31,7 @@ class Axes:
         split: (axis, n) for n equal parts of an axis, such as heads that are merged
             into it, or (axis, lengths) for parts of these lengths, such as a query, key
             and value in one; each part is a matrix of its own.
+    Raises: TypeError for anything else.
 
     >>> Axes().of((3, 3, 16, 32))
     ((0, 1, 2), (3,), ())
@@ -44,6 +46,24 @@ class Axes:
     outputs: int | tuple[int, ...] = -1
     batch: int | tuple[int, ...] = ()
     split: tuple[int, int | tuple[int, ...]] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("outputs", "batch"):
+            axes = getattr(self, name)
+            several = whole_numbers(axes if isinstance(axes, list | tuple) else [axes])
+            if several is None or len(set(several)) < len(several):
+                expected = "an axis, or a tuple of different ones"
+                raise TypeError(f"Axes: {name} is {axes!r}, expected {expected}.")
+            one = not isinstance(axes, list | tuple)
+            object.__setattr__(self, name, several[0] if one else several)
+        if self.split is not None:
+            object.__setattr__(self, "split", _checked_split(self.split))
+
+    def __repr__(self) -> str:
+        fields = dataclasses.fields(self)
+        values = {f.name: getattr(self, f.name) for f in fields}
+        changed = [f.name for f in fields if values[f.name] != f.default]
+        return f"Axes({', '.join(f'{name}={values[name]}' for name in changed)})"
 
     def of(self, shape: Shape) -> tuple[Shape, Shape, Shape]:
         """The axes of inputs, outputs and batch, counted from the first.
@@ -118,12 +138,34 @@ class Axes:
             return None, ()
         (axis,), parts = present(self.split[0], shape), self.split[1]
         if isinstance(parts, int):
-            parts = (shape[axis] // max(parts, 1),) * parts
+            parts = (shape[axis] // parts,) * parts
         if sum(parts) != shape[axis]:
             raise ValueError(
                 f"shape {shape}, whose axis {axis} cannot be split into {self.split[1]}"
             )
-        return axis, tuple(parts)
+        return axis, parts
+
+
+def whole_numbers(numbers: Iterable[Any]) -> tuple[int, ...] | None:
+    """As Python's `int`; None if one is no whole number."""
+    try:
+        return tuple(map(operator.index, numbers))
+    except TypeError:
+        return None
+
+
+def _checked_split(split: Any) -> tuple[int, int | tuple[int, ...]]:
+    """Raises: TypeError for anything else than (axis, n) or (axis, lengths)."""
+    if isinstance(split, list | tuple) and len(split) == 2:
+        axis, parts = split
+        single = not isinstance(parts, list | tuple)
+        numbers = whole_numbers([axis, *([parts] if single else parts)])
+        if numbers is not None and min(numbers[1:], default=0) > 0:
+            return numbers[0], numbers[1] if single else numbers[1:]
+    raise TypeError(
+        f"Axes: split is {split!r}, expected (axis, number of equal parts) or (axis, "
+        "(length, length, ...)), each at least 1."
+    )
 
 
 def present(axes: int | tuple[int, ...], shape: Shape) -> Shape:

@@ -43,6 +43,9 @@ RANGES: dict[str, tuple[float, float, bool]] = {
 }
 
 
+MOST_SHOWN = 4  # paths in the text of a rule; more are counted
+
+
 class PerPath:
     """Which option each slot takes; static, so that it is part of a program's shape.
 
@@ -133,6 +136,8 @@ class PerPath:
         return PerPath, (self.source,)  # hashes of text differ from process to process
 
     def __repr__(self) -> str:
+        if isinstance(self.source, Mapping) and len(self.source) > MOST_SHOWN:
+            return counted(map(repr, self.source.values()))
         return getattr(self.source, "__name__", repr(self.source))
 
 
@@ -324,14 +329,22 @@ def register_fields(cls: type, data: tuple[str, ...], static: tuple[str, ...]) -
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
 
 
+def counted(options: Iterable[str]) -> str:
+    """How many paths take each of some options."""
+    pairs = [
+        f"{option}: {n} path" + ("s" if n > 1 else "")
+        for option, n in Counter(options).items()
+    ]
+    return "{" + ", ".join(pairs) + "}"
+
+
 def spelled(hyper: Any) -> str:
     """A hyperparameter as a person would write it: `0.001`, not `0.0010000000475`."""
     if isinstance(hyper, ByPath) and isinstance(hyper.pick.source, Mapping):
         table = hyper.pick.source.items()
         pairs = [f"{glob!r}: {spelled(hyper.values[i])}" for glob, i in table]
-        if len(pairs) > 4:  # by value, not by slot
-            count = Counter(i for _, i in table)
-            pairs = [f"{spelled(hyper.values[i])}: {n} slots" for i, n in count.items()]
+        if len(pairs) > MOST_SHOWN:
+            return counted(spelled(hyper.values[i]) for _, i in table)
         return "{" + ", ".join(pairs) + "}"
     if isinstance(hyper, Partial) and not hyper.args and not hyper.keywords:
         return getattr(hyper.func, "__name__", repr(hyper.func))

@@ -1,6 +1,7 @@
 """A state changed in the middle of a run: adjusted, frozen, thawed."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -147,16 +148,19 @@ def adjust(state: State, where: Where = None, **changes: Hyper) -> State:
     if unknown and unknown[0] in settled:
         raise TypeError(f"adjust: {unknown[0]!r} cannot change. {settled[unknown[0]]}.")
     if unknown:
-        known = {
-            name
+        found = {
+            (name, type(inner).__name__)
             for inner, _, slots in walk(state.rule, state.inner, list(state.ties.names))
             if chosen.intersection(slots)
             for name in inner.hypers()
         }
+        owners = Counter(name for name, _ in found)
+        known = [*sorted(owners)]
+        known += sorted(f"{o}.{name}" for name, o in found if owners[name] > 1)
         raise TypeError(
             f"adjust: {where or '*'!r}: no rule there has "
             f"{', '.join(map(repr, unknown))}, expected "
-            f"{' or '.join(sorted(known)) or 'nothing: it has no numbers'}. "
+            f"{', '.join(known) or 'nothing: it has no numbers'}. "
             "Structure (and a hyperparameter that is None) is fixed by setup."
         )
     return dataclasses.replace(state, rule=rule)

@@ -330,7 +330,7 @@ class Rule:
         made: dict[Any, tuple[Self, Any]] = {}
 
         def at(path: Path, leaf: Any) -> Self:
-            chosen = self._choices(path, leaf)
+            chosen = self.choices(path, leaf)
             plain = (bool, int, float, str, Axes)
             key = tuple(v if type(v) in plain else id(v) for v in chosen.values())
             if key not in made:  # what is chosen stays alive, so its id is its own
@@ -339,7 +339,8 @@ class Rule:
 
         return at
 
-    def _choices(self, path: Path, leaf: Any) -> dict[str, Any]:
+    def choices(self, path: Path, leaf: Any) -> dict[str, Any]:
+        """{field: what it is for this slot}, of the fields that may differ by path."""
         chosen = {}
         for name, value in vars(self).items():
             owner = f"{type(self).__name__}: {name}"

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optimjax.arrays import is_traced
+from optimjax.axes import Axes
 from optimjax.hyper import ByPath, evaluate
 from optimjax.leaf import LeafState
 from optimjax.nested import walk
@@ -75,6 +76,15 @@ def _acting(state: "State") -> dict[Path, list[tuple[Rule, Any]]]:
     return acting
 
 
+def _choices(rule: Rule, path: Path) -> list[str]:
+    """What a rule does at a slot otherwise than at most, by its choices by path."""
+    return [
+        f"{name}={chosen}"
+        for name, chosen in rule.choices(path, None).items()
+        if rule._kinds[name] != "hyper" and chosen not in (True, Axes())
+    ]
+
+
 def _kept(inner: Any, path: Path) -> Any:
     return inner.slots[path] if isinstance(inner, LeafState) else None
 
@@ -120,6 +130,9 @@ def hyperparams(state: "State") -> Slots:
 def summary(state: "State") -> str:
     """A table for `print`: slot, shape, dtype, rule, bytes of state, ties, frozen.
 
+    What a rule does by path in another way than usual is among the notes, such as
+    `decay_where=False` for a slot that does not decay.
+
     >>> import optimjax as oj
     >>> w = jnp.ones((2, 3))
     >>> state = oj.setup(oj.Adam(), {"encoder": w, "decoder": w, "bias": jnp.ones(3)})
@@ -137,6 +150,7 @@ def summary(state: "State") -> str:
         notes = [f"= {_tied(place, slot.name)}" for place in slot.places[1:]]
         if slot.name in state.frozen:
             notes.append("frozen")
+        notes += [note for rule, _ in rules for note in _choices(rule, slot.name)]
         rows.append(
             (
                 slot.name or "(the model)",

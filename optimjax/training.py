@@ -62,7 +62,8 @@ def setup(
         trainable: what to train: a glob on paths, several, or a function of
             (path, leaf) that says True; None for every floating or complex array.
     Raises:
-        ValueError: nothing to train; a path in `ties` that does not exist, or shapes
+        ValueError: nothing to train; a rule for the gradients of each example that is
+            not shown them; a path in `ties` that does not exist, or shapes
             that cannot be tied; an array trained in one place and not in another; two
             places of one array given different hyperparameters.
         TypeError: `rule` is no rule; a leaf holds arrays but is no pytree.
@@ -77,6 +78,13 @@ def setup(
         raise TypeError(
             f"setup: rule is a {type(rule).__name__}, expected an optimjax rule such "
             "as Adam(1e-3). The order is setup(rule, model)."
+        )
+    hidden = [r for r in every_rule(rule) if r.per_example and not per_example(rule)]
+    if hidden:
+        name = type(hidden[0]).__name__
+        raise ValueError(
+            f"setup: {rule!r} would show {name} gradients that are summed over "
+            f"examples. Let it come first: Chain({name}(...), ...)."
         )
     shapes = [isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(model)]
     model = jax.tree.map(_as_array, model) if any(shapes) else model

@@ -69,12 +69,13 @@ def transfer(
         state: of the old model.
         model: the new one.
         rule: another rule; None for the same, with the numbers that it has now. Where
-            those differ by path, a new path has no number: then give the rule.
+            those, or its choices, differ by path, there is none for a new path: then
+            give the rule.
         renamed: `{new path: old path}`, of leaves or branches.
         ties, trainable: as for `setup`.
     Returns: the new state, and what became of each slot.
     Raises: ValueError for a path in `renamed` that does not exist, and for a new slot
-        without a number.
+        without a number or a choice.
 
     >>> import jax.numpy as jnp
     >>> import optimjax as oj
@@ -174,7 +175,9 @@ def _rebased(rule: Rule, old_of: Mapping[Path, Path], names: tuple[Path, ...]) -
             elif name not in old_of:
                 problems[name] = f"new, and {owner} differs by path"
         if problems:
-            raise ValueError(complain("transfer", problems, "Give rule=, with globs."))
+            raise ValueError(
+                complain("transfer", problems, "Give rule=, as for setup.")
+            )
         return PerPath(new)
 
     def moved(value: Any, owner: str) -> Any:

@@ -74,7 +74,6 @@ def test_matrices_are_the_ones_that_are_meant():
         (oj.Axes(batch=(0, 1)), "an axis is of outputs and of batch"),
         (oj.Axes(outputs=(0, 1)), "without a matrix"),
         (oj.Axes(split=(-1, 4)), "axis 1 cannot be split into 4"),
-        (oj.Axes(split=(-1, 0)), "axis 1 cannot be split into 0"),
         (oj.Axes(split=(0, (2, 1))), "axis 0 cannot be split into (2, 1)"),
     ],
     ids=str,
@@ -83,20 +82,51 @@ def test_a_layout_that_does_not_fit_names_the_path(axes, complaint):
     model = {"body/w": draw(4, 6), "b": draw(6)}
     with pytest.raises(ValueError, match=re.escape(complaint)) as caught:
         oj.setup(oj.Muon(axes={"body/*": axes}), model)
-    assert "'body/w'" in str(caught.value)
+    assert "Muon: 'body/w'" in str(caught.value)
+    assert "by `axes`" in str(caught.value)
     assert "'b'" not in str(caught.value)
 
 
 def test_a_vector_that_is_chosen_names_the_path():
-    with pytest.raises(ValueError, match=r"Muon: 'b': shape \(6,\)"):
+    with pytest.raises(ValueError, match=r"Muon: 'b': shape \(6,\).* `matrices`"):
         oj.setup(oj.Muon(matrices=["w", "b"]), {"w": draw(4, 6), "b": draw(6)})
 
 
 def test_a_pattern_that_matches_nothing_is_an_error():
     with pytest.raises(ValueError, match="nowhere"):
         oj.setup(oj.Muon(matrices="nowhere"), {"w": draw(4, 6)})
-    with pytest.raises(TypeError, match="axes"):
+    with pytest.raises(ValueError, match=r"'v/\*' matches no trainable leaf"):
+        oj.setup(oj.Muon(axes={"v/*": oj.Axes()}), {"w": draw(4, 6)})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"outputs": (0, 0)},
+        {"outputs": 0.5},
+        {"batch": "layers"},
+        {"batch": [0, None]},
+        {"split": 3},
+        {"split": (-1, 0)},
+        {"split": (-1, (3, -1))},
+        {"split": (0.5, 2)},
+        {"split": (0, ())},
+    ],
+    ids=str,
+)
+def test_axes_that_are_none_are_refused_where_they_are_written(wrong):
+    [(name, value)] = wrong.items()
+    with pytest.raises(TypeError, match=re.escape(f"{name} is {value!r}, expected")):
+        oj.Axes(**wrong)
+    with pytest.raises(TypeError, match="axes is 3, expected"):
         oj.Muon(axes=3)
+
+
+def test_axes_are_one_value_however_they_are_written():
+    axes = oj.Axes(outputs=[np.int64(-1)], split=[0, [2, np.int32(2)]])
+    assert axes == oj.Axes(outputs=(-1,), split=(0, (2, 2)))
+    assert hash(axes) == hash(oj.Axes(outputs=(-1,), split=(0, (2, 2))))
+    assert repr(axes) == "Axes(outputs=(-1,), split=(0, (2, 2)))"
 
 
 # Which slots ------------------------------------------------------------------------

@@ -56,31 +56,6 @@ def test_a_kernel_is_inputs_by_outputs(normal):
     np.testing.assert_array_equal(parts[1], merged[:, 3:6])
 
 
-@pytest.mark.parametrize(
-    ("axes", "what"),
-    [
-        (Axes(outputs=2), "has no axis 2"),
-        (Axes(outputs=(0, 1)), "without a matrix"),
-        (Axes(batch=1), "an axis is of outputs and of batch"),
-        (Axes(split=(-1, 5)), "cannot be split into 5"),
-        (Axes(split=(-1, (2, 3))), r"cannot be split into \(2, 3\)"),
-    ],
-)
-def test_axes_that_do_not_fit_name_the_path(axes, what):
-    model = {"layers": {"w": jnp.ones((3, 4))}}
-    with pytest.raises(ValueError, match=rf"Muon: 'layers/w': .*{what}.*by `axes`"):
-        oj.setup(oj.Muon(axes=axes), model)
-
-
-def test_what_is_no_matrix_but_chosen_names_the_path():
-    with pytest.raises(ValueError, match=r"'b': shape \(4,\), which .* `matrices`"):
-        oj.setup(oj.Muon(matrices="b"), {"w": jnp.ones((3, 4)), "b": jnp.ones(4)})
-    with pytest.raises(TypeError, match="axes is 3, expected"):
-        oj.Muon(axes=3)
-    with pytest.raises(ValueError, match=r"'v/\*' matches no trainable leaf"):
-        oj.setup(oj.Muon(axes={"v/*": Axes()}), {"w": jnp.ones((3, 4))})
-
-
 HIDDEN = ["layers/0/mlp/kernel", "MultiHeadAttention_0/query/kernel", "head_mixer/w"]
 OTHERS = ["wte", "tok_embed/weight", "params/Embed_0/embedding", "lm_head/kernel"]
 OTHERS += ["head", "classifier/w", "pos_emb"]

@@ -73,6 +73,8 @@ def test_one_of_two_hyperparameters_of_one_name():
     np.testing.assert_allclose(found["Monitor.decay"], 0.9, rtol=1e-6)
     with pytest.raises(TypeError, match=r"no rule there has 'Adam.decay'"):
         oj.adjust(state, **{"Adam.decay": 0.5})
+    with pytest.raises(TypeError, match=r"RMSProp\.decay"):  # says how to write it
+        oj.adjust(state, rate=0.5)
 
 
 def test_what_an_average_is_worked_out_from_cannot_be_adjusted():

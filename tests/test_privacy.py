@@ -280,15 +280,19 @@ def test_rules_after_it_see_one_gradient():
 def test_per_example_is_for_private_gradients():
     m, (x, y) = model(), batch()
     step = oj.make_step(loss, per_example=True)
-    for other in (
-        oj.SGD(0.1),
-        oj.Chain(oj.ClipByGlobalNorm(1.0), oj.PrivateGradients(1.0, 1.0), oj.SGD(0.1)),
-        oj.Accumulate(oj.PrivateGradients(1.0, 1.0)),
+    state = oj.setup(oj.SGD(0.1), m)
+    with pytest.raises(ValueError, match="or a Chain that begins with it"):
+        step(state, m, x, y)
+    with pytest.raises(ValueError, match="or a Chain that begins with it"):
+        step.scan(state, m, x[None], y[None])
+    private = oj.PrivateGradients(1.0, 1.0)
+    for late in (
+        oj.Chain(oj.ClipByGlobalNorm(1.0), private, oj.SGD(0.1)),
+        oj.Accumulate(private),
+        oj.Partition({"all": oj.Chain(private, oj.SGD(0.1))}, {"*": "all"}),
     ):
-        with pytest.raises(ValueError, match="or a Chain that begins with it"):
-            step(oj.setup(other, m), m, x, y)
-        with pytest.raises(ValueError, match="or a Chain that begins with it"):
-            step.scan(oj.setup(other, m), m, x[None], y[None])
+        with pytest.raises(ValueError, match=r"Let it come first: Chain\(Private"):
+            oj.setup(late, m)
 
 
 def test_private_gradients_want_per_example():

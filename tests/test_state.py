@@ -280,6 +280,24 @@ def test_summary_lists_slots_bytes_ties_and_frozen():
     assert "2 slots" in table[-1] and "3 places" in table[-1]
 
 
+def test_summary_says_what_a_slot_has_of_its_own():
+    model = {"qkv": jnp.ones((4, 12)), "w": jnp.ones((4, 4)), "b": jnp.ones(4)}
+    adamw = oj.AdamW(decay_where=oj.matrices)
+    state = oj.setup(oj.Muon(axes={"qkv": oj.Axes(split=(-1, 3))}, aux=adamw), model)
+    notes = {line.split()[0]: line for line in oj.summary(state).splitlines()}
+    assert notes["b"].endswith("decay_where=False")
+    assert notes["qkv"].endswith("axes=Axes(split=(-1, 3))")
+    assert notes["w"].endswith(" B")
+
+
+def test_a_rule_with_choices_for_many_slots_is_read_at_a_glance():
+    model = {f"w{i}": jnp.ones((2, 2) if i % 3 else 2) for i in range(9)}
+    rule = oj.AdamW({"w1": 0.1, "*": 0.01}, decay_where=oj.matrices)
+    shown = repr(oj.setup(rule, model).rule)
+    assert "learning_rate={0.01: 8 paths, 0.1: 1 path}" in shown
+    assert "decay_where={False: 3 paths, True: 6 paths}" in shown
+
+
 def test_state_is_a_tree_with_readable_key_paths():
     """A checkpoint, an error of `jit` or a filter names what a leaf is."""
     state = oj.setup(oj.Adam(0.1), {"layers": [{"weight": jnp.ones(2)}]})

@@ -157,7 +157,10 @@ class AMSBound(LeafWrapper):
         if several or not moments:
             much = "two second moments, expected one" if several else "no second moment"
             paths = several or named
-            raise ValueError(complain("AMSBound", dict.fromkeys(paths, much)))
+            remedy = (
+                "It goes around one rule that keeps a `v`, such as Adam or RMSProp."
+            )
+            raise ValueError(complain("AMSBound", dict.fromkeys(paths, much), remedy))
         slots = Slots(state.own.slots)
         for path, (v,) in moments.items():
             slots[path] = jax.tree.map(self._stored, Bound(zeros_like(v)))
