@@ -95,7 +95,7 @@ CONTENDERS = {
     "NorMuon": Contender(lambda r: oj.NorMuon(r, scale="rms", aux=oj.Adam(r)), 0.01),
     "AdaMuon": Contender(lambda r: oj.AdaMuon(r, aux=oj.Adam(r)), 0.01),
     "SOAP": Contender(lambda r: oj.SOAP(r, aux=oj.Adam(r)), 0.01),
-    "Shampoo": Contender(lambda r: oj.Shampoo(r, aux=oj.Adam(r)), 0.01),
+    "Shampoo": Contender(lambda r: oj.Shampoo(r, aux=oj.Adam(0.01)), 1e-3),
     "SPlus": Contender(lambda r: oj.SPlus(r, every=20, aux=oj.Adam(0.01)), 0.3),
     "PSGDKron": Contender(lambda r: oj.PSGDKron(r, aux=oj.Adam(r)), 3e-3),
     "Dion": Contender(lambda r: oj.Dion(r, aux=oj.Adam(0.01)), 0.03),

@@ -305,3 +305,17 @@ def test_a_bound_of_another_basis_is_refused(normal):
     state = oj.setup(oj.AMSBound(oj.Adam(0.1)), model)
     _, new = oj.update(state, model, {"w": jnp.array([1e25, 1.0])})  # v overflows
     close(new["w"], jnp.array([1.0, 0.9]))
+
+
+@pytest.mark.parametrize("rule", [oj.Muon, oj.NorMuon, oj.Scion])
+def test_gradients_whose_squares_are_infinite_have_a_direction(rule, normal):
+    """Who looks at the direction alone takes the same step for any length of it."""
+    x, g = {"w": normal(4, 3)}, normal(4, 3)
+    taken = []
+    for scale in (1.0, 2.0**80):
+        state, steps = rule(1.0).init(x), None
+        for _ in range(2):
+            state, steps = rule(1.0).apply(state, x, {"w": scale * g})
+        taken.append(steps["w"])
+    assert float(jnp.abs(taken[0]).max()) > 0.1
+    close(taken[1], taken[0])

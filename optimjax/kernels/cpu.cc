@@ -109,8 +109,7 @@ INLINE void adam(const float* s, bool decays, const Piece& p) {
 
 template <typename X, typename G>
 INLINE void momentum(const float* s, bool nesterov, const Piece& p) {
-  const float rate = s[0], mu = s[1], kept = s[2], taken = s[3], decay = s[4];
-  const float scale = s[5];
+  const float rate = s[0], mu = s[1], taken = s[2], decay = s[3], scale = s[4];
   const bool decays = decay != 0;
   const X* x = static_cast<const X*>(p.x);
   const G* g = static_cast<const G*>(p.g);
@@ -121,7 +120,7 @@ INLINE void momentum(const float* s, bool nesterov, const Piece& p) {
   for (int64_t i = 0; i < p.size; ++i) {
     float xi = wide(x[i]), gi = scale * wide(g[i]);
     if (decays) gi += decay * xi;
-    float vi = kept * v[i] + taken * gi;
+    float vi = mu * v[i] + taken * gi;
     float d = nesterov ? gi + mu * vi : vi;
     new_v[i] = vi;
     round_to(xi - rate * d, new_x[i]);
@@ -253,5 +252,5 @@ ffi::Error Update(ffi::ThreadPool pool, bool flag, ffi::RemainingArgs args,
                                     .RemainingArgs()                                \
                                     .RemainingRets())
 HANDLER(adam, 9, 2);
-HANDLER(momentum, 6, 1);
+HANDLER(momentum, 5, 1);
 HANDLER(lion, 5, 1);

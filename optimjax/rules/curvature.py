@@ -85,7 +85,8 @@ def gauss_newton_bartlett(batch_size: int) -> Estimator:
     `batch_size` examples.
 
     Args:
-        batch_size: how many examples the loss is a mean of, >= 1.
+        batch_size: how many predictions the loss is a mean of, >= 1: of a language
+            model sequences times tokens, not sequences.
     Raises: ValueError if `batch_size` is less.
     Source: Liu et al. 2023, Algorithm 2, arXiv:2305.14342.
 

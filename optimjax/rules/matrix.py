@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 
 from optimjax.arrays import abs_sq, alike, cast_like, ratio, root, varying_as, widen
@@ -350,8 +350,13 @@ def _stacked(
 
 
 def length(x: Array) -> Array:
-    """The norm of a matrix, which is whole: nothing is summed over a mesh."""
-    return root(jnp.sum(abs_sq(x)))
+    """The norm of a matrix, which is whole: nothing is summed over a mesh.
+
+    Squares of numbers from 1e19 on are infinite in float32; so none of those is taken.
+    """
+    largest = lax.stop_gradient(jnp.max(jnp.abs(x), initial=0))
+    scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
+    return scale * root(jnp.sum(abs_sq(x / scale)))
 
 
 def unit(x: Array) -> Array:

@@ -25,7 +25,7 @@ class SGD(LeafRule):
     """Stochastic gradient descent, with classical or Nesterov momentum.
 
         g    = (-g if maximize else g) + weight_decay * x      None: without
-        v   <- momentum * v + (1 - dampening) * g      at t = 1: v <- g
+        v   <- momentum * v + (1 - dampening) * g      at t = 1 without dampening
         d    = g + momentum * v if nesterov else v     without momentum: d = g
         step = learning_rate * d
 
@@ -75,7 +75,7 @@ class SGD(LeafRule):
             g = g + self.weight_decay * x
         if self.momentum is None:
             return None, self.learning_rate * g
-        v = jnp.where(t == 1, g, self.momentum * state.v + (1 - self.dampening) * g)
+        v = self.momentum * state.v + self._taken(t) * g
         d = g + self.momentum * v if self.nesterov else v
         return Velocity(v), self.learning_rate * d
 
@@ -87,8 +87,11 @@ class SGD(LeafRule):
     def _numbers(self, t: Array) -> tuple[Any, ...]:
         mu: Any = self.momentum
         decay = 0.0 if self.weight_decay is None else self.weight_decay
-        kept, taken = jnp.where(t == 1, 0, mu), jnp.where(t == 1, 1, 1 - self.dampening)
-        return self.learning_rate, mu, kept, taken, decay
+        return self.learning_rate, mu, self._taken(t), decay
+
+    def _taken(self, t: Array) -> Array:
+        """The factor of the gradient in the velocity, which starts from 0."""
+        return jnp.where(t == 1, 1, 1 - self.dampening)
 
 
 @rule

@@ -48,7 +48,8 @@ class Shampoo(Kronecker):
         d = g                                                    graft="sgd"
 
     Args:
-        learning_rate: factor of all steps, >= 0.
+        learning_rate: factor of all steps, >= 0. As m is a sum, 1 / (1 - b1) times the
+            mean, and a begins at 0, it wants to be 10 to 30 times below Adam's.
         b1: decay of the momentum, in [0, 1).
         b2: decay of both factors, in [0, 1]; 1 for sums.
         eps: added to the eigenvalues, relative to the largest, > 0.
