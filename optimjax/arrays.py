@@ -75,6 +75,14 @@ def cast(x: Any, dtype: DTypeLike) -> Array:
     return lax.convert_element_type(x, dtype)
 
 
+def strong(x: ArrayLike) -> Array:
+    """`x` as an array that is not weakly typed: the same object if it is one."""
+    if isinstance(x, jax.Array) and not x.weak_type:
+        return x
+    x = jnp.asarray(x)
+    return cast(x, x.dtype)
+
+
 def cast_like(x: Array, like: Any) -> Array:
     """`x` with the dtype of `like`, and weakly typed if `like` is."""
     x = cast(x, like.dtype)

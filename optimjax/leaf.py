@@ -14,12 +14,19 @@ from jax import Array
 from jax.tree_util import GetAttrKey
 from jax.typing import DTypeLike
 
-from optimjax.arrays import cast, cast_like, compute_dtype, real_part_dtype, widen
+from optimjax.arrays import (
+    cast,
+    cast_like,
+    compute_dtype,
+    real_part_dtype,
+    strong,
+    widen,
+)
 from optimjax.kernels import available
 from optimjax.kernels.fused import Kernel, fits, fused_update
 from optimjax.paths import Path, Slots, complain, parts, with_paths
 from optimjax.rule import Rule, rule
-from optimjax.treewide import Count, PyTree, gradients_by_path, increment
+from optimjax.treewide import Count, PyTree, arrays_by_path, increment
 
 __all__ = ["LeafRule", "LeafState"]
 
@@ -162,13 +169,10 @@ class LeafRule(Rule):
         return LeafState(Count.zero().count, slots, Slots())
 
     def _stored(self, leaf: Any) -> Array:
-        if isinstance(leaf, jax.Array) and not leaf.weak_type and not self.state_dtype:
+        leaf = strong(leaf)
+        if self.state_dtype is None or not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
-        leaf = jnp.asarray(leaf)
-        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
-        return cast(
-            leaf, self.state_dtype if floating and self.state_dtype else leaf.dtype
-        )
+        return cast(leaf, self.state_dtype)
 
     def apply(
         self, state: Any, params: PyTree, grads: PyTree, **context: Any
@@ -180,12 +184,7 @@ class LeafRule(Rule):
     ) -> tuple[LeafState, PyTree]:
         """`apply` with one or more arrays for each slot; each None there is skipped."""
         named, structure = with_paths(params), jax.tree.structure(params)
-        given = [gradients_by_path(named, tree) for tree in trees]
-        inputs = {
-            path: tuple(each[path] for each in given)
-            for path in named
-            if all(path in each for each in given)
-        }
+        inputs = arrays_by_path(named, trees)
         if not inputs:  # no update took place, so nothing is counted
             return state, structure.unflatten([None] * len(named))
         at, state = self.at_count(state.count).by_slot(), state.after(inputs)

@@ -9,19 +9,25 @@ import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import (
-    abs_sq,
     cast,
     compute_dtype,
     real_part_dtype,
+    strong,
     total,
     widen,
     wider,
 )
 from optimjax.leaf import LeafState, check_complex, promotion_in, to_compute
 from optimjax.nested import Around, Wrapper, sees_gradients, steps_stay
-from optimjax.paths import Path, Slots, with_paths
+from optimjax.paths import Slots, with_paths
 from optimjax.rule import Rule, rule
-from optimjax.treewide import PyTree, gradients_by_path, spread, steps_like
+from optimjax.treewide import (
+    PyTree,
+    arrays_by_path,
+    spread,
+    squared_length,
+    steps_like,
+)
 
 __all__ = []
 
@@ -104,18 +110,20 @@ class TogetherRule(Rule):
         named = {path: widen(x) for path, x in with_paths(params).items()}
         check_complex(self, "init", named)
         now = self.at_count(0)
-        slots = Slots(
-            (path, jax.tree.map(_strong, _called("init_leaf", now, x.dtype, x)))
-            for path, x in named.items()
+
+        def begun(method: str, x: Array) -> PyTree:
+            return jax.tree.map(strong, _called(method, now, x.dtype, x))
+
+        def shared(xs: PyTree) -> PyTree:
+            return begun("init_shared", squared_length(xs))
+
+        slots = Slots((path, begun("init_leaf", x)) for path, x in named.items())
+        kept = (
+            Slots((path, shared(x)) for path, x in named.items())
+            if self.by_layer
+            else shared(named)
         )
-        shared = Slots()
-        for group in self._groups(named):
-            squares = summed([[total(abs_sq(named[path]))] for path in group])[0]
-            made = _called("init_shared", now, squares.dtype, squares)
-            shared[group[0]] = jax.tree.map(_strong, made)
-        count = jnp.zeros((), jnp.int32)
-        kept = shared if self.by_layer else next(iter(shared.values()))
-        return TogetherState(count, slots, Slots(), kept)
+        return TogetherState(jnp.zeros((), jnp.int32), slots, Slots(), kept)
 
     def apply(
         self, state: Any, params: PyTree, grads: PyTree, **context: Any
@@ -127,22 +135,21 @@ class TogetherRule(Rule):
     ) -> tuple[TogetherState, PyTree]:
         """`apply` with one or more arrays for each slot; each None there is skipped."""
         named, structure = with_paths(params), jax.tree.structure(params)
-        given = [gradients_by_path(named, tree) for tree in trees]
-        paths = [path for path in named if all(path in each for each in given)]
-        if not paths:  # no update took place, so nothing is counted
+        given = arrays_by_path(named, trees)
+        if not given:  # no update took place, so nothing is counted
             return state, structure.unflatten([None] * len(named))
-        check_complex(self, "apply", {path: named[path] for path in paths})
-        now, state = self.at_count(state.count), state.after(paths)
+        check_complex(self, "apply", {path: named[path] for path in given})
+        now, state = self.at_count(state.count), state.after(given)
         at = now.by_slot()
         slots, steps = Slots(state.slots), {}
         shared = Slots(state.shared) if self.by_layer else state.shared
         look, step = self._on_slots
-        for group in self._groups(paths):
+        for group in [[path] for path in given] if self.by_layer else [list(given)]:
             old = shared[group[0]] if self.by_layer else shared
             seen, terms = {}, []
             for path in group:
-                x, (g, *others) = widen(named[path]), (each[path] for each in given)
-                g, *others = (cast(each, x.dtype) for each in (g, *others))
+                x = widen(named[path])
+                g, *others = (cast(each, x.dtype) for each in given[path])
                 t = cast(state.steps(path), real_part_dtype(x.dtype))
                 here = at(path, x)
                 kept = (old, slots[path], x, g, t, *others)
@@ -166,9 +173,6 @@ class TogetherRule(Rule):
         state = dataclasses.replace(state, slots=slots, shared=shared)
         taken = structure.unflatten([steps.get(path) for path in named])
         return state, steps_like(params, taken)
-
-    def _groups(self, paths: Any) -> list[list[Path]]:
-        return [[path] for path in paths] if self.by_layer else [list(paths)]
 
 
 @rule
@@ -237,11 +241,6 @@ def _called(method: str, rule: Rule, dtype: Any, *args: Any) -> Any:
     dtype = compute_dtype(dtype)
     with promotion_in(dtype):
         return getattr(to_compute(rule, dtype), method)(*to_compute(args, dtype))
-
-
-def _strong(x: Any) -> Array:
-    x = jnp.asarray(x)
-    return cast(x, x.dtype)
 
 
 def _as_before(new: Array, old: Array) -> Array:

@@ -1,7 +1,7 @@
 """What rules over whole trees share: a count, gradients beside parameters, dtypes."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from typing import Any, TypeAlias
 
@@ -83,10 +83,22 @@ def spread(params: PyTree, grads: PyTree) -> PyTree:
     return jax.tree.structure(params).unflatten([given.get(path) for path in named])
 
 
-def squared_length(grads: PyTree) -> Array:
-    """The sum of |g|^2 over all of a tree, in the widest dtype; it has a leaf."""
-    squares = [total(abs_sq(widen(g))) for g in jax.tree.leaves(grads)]
-    dtype = reduce(wider, [square.dtype for square in squares])
+def arrays_by_path(
+    params: Mapping[Path, Any], trees: Iterable[PyTree]
+) -> dict[Path, tuple[Array, ...]]:
+    """{path: its array in each tree}, of the slots that have one in all of them."""
+    given = [gradients_by_path(params, tree) for tree in trees]
+    return {
+        path: tuple(each[path] for each in given)
+        for path in params
+        if all(path in each for each in given)
+    }
+
+
+def squared_length(tree: PyTree) -> Array:
+    """The sum of |g|^2 over all of a tree, in the widest dtype."""
+    squares = [total(abs_sq(widen(g))) for g in jax.tree.leaves(tree)]
+    dtype = reduce(wider, [square.dtype for square in squares], jnp.float32)
     return sum((square.astype(dtype) for square in squares), jnp.zeros((), dtype))
 
 

@@ -141,6 +141,21 @@ def test_others_take_the_steps_of_aux(normal):
     assert sum(x.size for x in jax.tree.leaves(state.slots)) == 20 + 4 + 12
 
 
+def test_gradients_in_a_stack_may_be_of_several_dtypes(normal):
+    model = {k: normal(5, 4) for k in "ab"}
+    grads = {"a": normal(5, 4).astype("bfloat16"), "b": normal(5, 4).astype("float16")}
+    wide = jax.tree.map(lambda g: g.astype("float32"), grads)
+    close(run(oj.Muon(0.1), model, [grads])[1], run(oj.Muon(0.1), model, [wide])[1])
+
+
+@pytest.mark.parametrize("aux", [oj.Prodigy(), oj.DoG(by_layer=True), oj.MoMo()])
+def test_an_aux_for_no_slot_waits(aux, normal):
+    model = {"w": normal(5, 4)}
+    state = oj.setup(oj.Muon(0.1, aux=aux), model)
+    _, new = oj.update(state, model, model, value=1.0)
+    close(new, run(oj.Muon(0.1), model, [model])[1])
+
+
 def test_tied_frozen_and_missing_matrices(normal):
     w = normal(4, 4)
     model = {"a": w, "b": w, "c": normal(4, 4), "d": normal(4, 4)}

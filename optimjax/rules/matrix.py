@@ -11,7 +11,17 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 
-from optimjax.arrays import abs_sq, alike, cast_like, ratio, root, varying_as, widen
+from optimjax.arrays import (
+    abs_sq,
+    alike,
+    cast,
+    cast_like,
+    compute_dtype,
+    ratio,
+    root,
+    varying_as,
+    widen,
+)
 from optimjax.axes import hidden_matrices
 from optimjax.hyper import PerPath
 from optimjax.leaf import LeafRule, LeafState, check_complex, in_compute_dtype
@@ -323,7 +333,8 @@ def _apply_stack(
 def _stacked(
     rule: Any, t: Array, xs: list[Array], gs: list[Array], kept: list[PyTree]
 ) -> tuple[list[PyTree], list[Array]]:
-    axes, shape = rule.axes, xs[0].shape
+    axes, shape, wide = rule.axes, xs[0].shape, compute_dtype(xs[0].dtype)
+    gs = [cast(g, wide) for g in gs]  # each may be of another dtype
     x_blocks = list(zip(*map(axes.matrices, xs), strict=True))
     g_blocks = list(zip(*map(axes.matrices, gs), strict=True))
     states = [rule._states(k, x, len(x_blocks)) for k, x in zip(kept, xs, strict=True)]

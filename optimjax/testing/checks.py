@@ -299,12 +299,13 @@ def takes_complex_parameters(s: Subject) -> None:
 
 
 def takes_empty_and_scalar_arrays(s: Subject) -> None:
-    """shapes () and (0, 3) are as good as any"""
+    """shapes () and (0, 3) are as good as any, and so is no array at all"""
     model = {"e": jnp.zeros((0, 3)), "s": jnp.asarray(np.float32(0.7))}
     state = setup(s.rule, model)
     after, new = s.run(model, state, steps=2)
     same_kind((state, model), (after, new), "with empty and scalar arrays, ")
     assert bool(jnp.isfinite(new["s"])), f"the scalar became {new['s']}"
+    s.rule.init({})  # as of a group, or of an `aux`, to which no slot belongs
 
 
 def survives_a_full_counter(s: Subject) -> None:

@@ -154,7 +154,7 @@ class AMSBound(LeafWrapper):
         state, named = super().init(params), with_paths(params)
         moments = second_moments(self.inner, state.inner, named)
         several = [path for path, found in moments.items() if len(found) > 1]
-        if several or not moments:
+        if several or (named and not moments):
             much = "two second moments, expected one" if several else "no second moment"
             paths = several or named
             remedy = (
