@@ -61,7 +61,6 @@ def apart(axes: Axes, function: Callable[..., Array], *arrays: Array) -> Array:
 
 def _reading(axes: Axes, shape: tuple[int, ...]) -> tuple[Axes, tuple[int, ...]]:
     """Axes counted from the first, and a shape that leaves inputs and outputs."""
-
     try:
         batch, split = present(axes.batch, shape), axes.split
         if split is not None:

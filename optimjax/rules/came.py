@@ -11,7 +11,7 @@ from optimjax.arrays import abs_sq, ratio, rms, zeros_like
 from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import AxesOf, rule
-from optimjax.rules.factored import Factored, Whole
+from optimjax.rules.factored import Factored, Whole, factored
 from optimjax.units import blocks, has_inputs, joined
 
 __all__ = ["CAME"]
@@ -123,12 +123,6 @@ class CAME(LeafRule):
         unsure = averaged(state.unsure, q, self.b3)
         step = self.learning_rate * ratio(m, product_root(unsure))
         return Kept(m, squares, unsure), step
-
-
-def factored(v: Array) -> Factored:
-    """Means over the last axis, and over the last but one."""
-    rows, cols = max(v.shape[-2], 1), max(v.shape[-1], 1)
-    return Factored(jnp.sum(v, -1) / cols, jnp.sum(v, -2) / rows)
 
 
 def averaged(old: Any, new: Array, decay: Any) -> Factored:

@@ -114,7 +114,7 @@ class Adafactor(LeafRule):
 
     def _start(self, v: Array) -> Whole | Factored:
         axes = self._axes(v)
-        return Whole(v) if axes is None else _factored(v, axes)
+        return Whole(v) if axes is None else factored(v, axes)
 
     def apply_leaf(self, state, x, g, t):
         if self.axes is None:
@@ -138,7 +138,7 @@ class Adafactor(LeafRule):
         w = jnp.maximum(t - self.decay_offset, 1) ** -self.decay_rate
         new, axes = Whole(abs_sq(g) + self.eps), self._axes(x)
         if axes is not None:
-            new = _factored(new.v, axes)
+            new = factored(new.v, axes)
         squares = jax.tree.map(lambda old, new: (1 - w) * old + w * new, squares, new)
         v_hat = squares.v if axes is None else _product(squares, axes, self.floor)
         v_hat = jnp.maximum(v_hat, self.floor**2)
@@ -167,9 +167,11 @@ class Adafactor(LeafRule):
         return (short, long) if least >= max(self.min_dim_size_to_factor, 1) else None
 
 
-def _factored(v: Array, axes: Axes) -> Factored:
+def factored(v: Array, axes: Axes = (-2, -1)) -> Factored:
+    """Means of squares over the second axis, and over the first; 0 of no numbers."""
     short, long = axes
-    return Factored(jnp.mean(v, long), jnp.mean(v, short))
+    rows, cols = max(v.shape[short], 1), max(v.shape[long], 1)
+    return Factored(jnp.sum(v, long) / cols, jnp.sum(v, short) / rows)
 
 
 def _product(squares: Factored, axes: Axes, floor: Array) -> Array:

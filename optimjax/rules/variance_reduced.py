@@ -88,9 +88,7 @@ class MARS(LeafWrapper):
         return ("value_fn",) if self.exact else ()
 
     def init_leaf(self, x):
-        if self.exact:  # a buffer of its own: the parameter may be donated
-            return Parameter(cast(jnp.array(x, copy=True), x.dtype))
-        return Gradient(zeros_like(x))
+        return Parameter(x) if self.exact else Gradient(zeros_like(x))
 
     def apply(
         self, state: Around, params: PyTree, grads: PyTree, **context: Any

@@ -1,12 +1,13 @@
 """Parameters that stay in a set: steps that end at its nearest point."""
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import abs_sq, root, total
+from optimjax.axes import present
 from optimjax.hyper import Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import Selection, rule
@@ -17,18 +18,15 @@ __all__ = ["Box", "L2Ball", "NonNegative", "Simplex"]
 # All of these are last in a `Chain`: they look at where the step would end, x - g.
 
 
-def present(
-    owner: str, name: str, x: Array, axes: int | tuple[int, ...]
-) -> tuple[int, ...]:
-    """`axes` of `x`, counted from the first. Raises: ValueError if it has not one."""
-    wanted = (axes,) if isinstance(axes, int) else axes
-    absent = [axis for axis in wanted if not -x.ndim <= axis < x.ndim]
-    if absent:
-        raise ValueError(
-            f"{owner}: {name} has {absent[0]}, expected an axis of an array of shape "
-            f"{x.shape}. Leave such arrays out, by `where` or by Masked."
-        )
-    return tuple(axis % x.ndim for axis in wanted)
+def check_axis(rule: Any, x: Array) -> None:
+    """ValueError if an array that is held has not the rule's `axis`."""
+    if not rule.where or rule.axis is None:
+        return
+    try:
+        present(rule.axis, x.shape)
+    except ValueError as error:
+        hint = "Leave such arrays out, by `where` or by Masked."
+        raise ValueError(f"{type(rule).__name__}: axis: {error}. {hint}") from None
 
 
 @rule
@@ -159,8 +157,7 @@ class Simplex(LeafRule):
     where: Selection = None
 
     def init_leaf(self, x):
-        if self.where and self.axis is not None:
-            present("Simplex", "axis", x, self.axis)
+        check_axis(self, x)
 
     def apply_leaf(self, state, x, g, t):
         if not self.where:
@@ -226,8 +223,7 @@ class L2Ball(LeafRule):
     where: Selection = None
 
     def init_leaf(self, x):
-        if self.where and self.axis is not None:
-            present("L2Ball", "axis", x, self.axis)
+        check_axis(self, x)
 
     def apply_leaf(self, state, x, g, t):
         if not self.where:
