@@ -222,13 +222,6 @@ def every_rule(rule: Rule) -> list[Rule]:
     return [rule, *(r for each in inner for r in every_rule(each))]
 
 
-def per_example(rule: Rule) -> bool:
-    """Whether the first rule to be shown gradients takes those of each example."""
-    while isinstance(rule, Chain) and rule.rules:
-        rule = rule.rules[0]
-    return rule.per_example
-
-
 def steps_stay(changes: str, inner: Rule) -> None:
     """ValueError if a rule inside would undo what is changed of its steps."""
     ends = [r for r in every_rule(inner) if r.ends]

@@ -11,16 +11,16 @@ import numpy as np
 from jax import Array
 
 from optimjax.arrays import buffer, cast_like, is_traced, widen
+from optimjax.examples import check_batch, per_example
 from optimjax.frame import Frame, framed
 from optimjax.hyper import NOT_NEGATIVE, ByPath, Hyper, canonical, check_range, evaluate
 from optimjax.layout import Layout
-from optimjax.nested import per_example
 from optimjax.paths import Path, Slots, complain
 from optimjax.reading import scale_of
 from optimjax.rule import Rule, is_rule
 from optimjax.state import State, as_state
 from optimjax.training import check_shapes, descend
-from optimjax.treewide import check_batch, squared_length
+from optimjax.treewide import squared_length
 
 __all__ = ["Step", "make_step"]
 

@@ -20,11 +20,12 @@ from optimjax.arrays import (
     placement,
     real_dtype,
 )
+from optimjax.examples import per_example, sums_of_examples
 from optimjax.finding import TiesArg, find_ties
 from optimjax.hyper import is_schedule
 from optimjax.layout import NOT_THE_TREE, Layout, is_float0
 from optimjax.leaf import skipping
-from optimjax.nested import every_rule, per_example, walk
+from optimjax.nested import every_rule, walk
 from optimjax.paths import (
     Path,
     Slots,
@@ -32,12 +33,11 @@ from optimjax.paths import (
     branches,
     complain,
     spell,
-    with_paths,
 )
 from optimjax.rule import Rule, is_rule
 from optimjax.state import State, as_state
 from optimjax.ties import Ties
-from optimjax.treewide import LOSSES, PER_EXAMPLE, PyTree
+from optimjax.treewide import LOSSES, PyTree
 
 __all__ = ["align", "setup", "update"]
 
@@ -232,7 +232,7 @@ def move(
     layout, leaves = state.ties.take_apart("update", model)
     check_shapes("update", ties, layout.gather(leaves))
     if per_example(state.rule):
-        summed = _of_each_example(layout, leaves, grads)
+        summed = sums_of_examples(layout, leaves, grads)
     else:
         summed = layout.accumulate(leaves, grads)
     for name in context.keys() & {*LOSSES}:
@@ -245,19 +245,6 @@ def move(
     still = set(state.frozen)
     moved = Slots((path, x) for path, x in new.items() if path not in still)
     return state, layout, leaves, moved
-
-
-def _of_each_example(layout: Layout, leaves: list[Any], grads: PyTree) -> Slots:
-    """`layout.accumulate` for gradients with a first axis, which numbers examples."""
-    given = {p: np.shape(g) for p, g in with_paths(grads).items()}
-    sizes = {shape[:1] for shape in given.values()}
-    if len(sizes) > 1 or () in sizes:
-        what = "expected a first axis of one length, which numbers the examples"
-        shapes = {p: f"gradient has shape {each}, {what}" for p, each in given.items()}
-        raise ValueError(complain("update", shapes, PER_EXAMPLE))
-    if not given:
-        return layout.accumulate(leaves, grads)
-    return jax.vmap(lambda grads: layout.accumulate(leaves, grads))(grads)
 
 
 def descend(

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from optimjax.arrays import compute_dtype, widen
-from optimjax.nested import every_rule, per_example
+from optimjax.examples import per_example
+from optimjax.nested import every_rule
 from optimjax.rule import Rule
 from optimjax.state import State
 from optimjax.training import setup, update

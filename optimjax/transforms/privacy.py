@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import abs_sq, cast, root, widen, wider
+from optimjax.examples import count_examples
 from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.leaf import LeafState
 from optimjax.noise import Keyed, gaussian
@@ -17,7 +18,6 @@ from optimjax.rule import rule
 from optimjax.transforms.clipping import shortening
 from optimjax.treewide import (
     PyTree,
-    count_examples,
     gradients_by_path,
     spread,
     steps_like,
