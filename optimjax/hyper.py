@@ -24,6 +24,7 @@ HYPER = "hyperparameter: data, traced"
 WHERE = "selection of slots: structure, static"
 AXES = "axes of matrices: structure, static"
 OPTION = "option that may differ by path: structure, static"
+KINDS = {HYPER: "hyper", WHERE: "where", AXES: "axes", OPTION: "option"}
 Hyper: TypeAlias = Annotated[Any, HYPER]
 
 # (lowest, highest, is the highest excluded)

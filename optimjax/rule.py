@@ -14,7 +14,7 @@ from optimjax.arrays import cast, cast_like, widen
 from optimjax.axes import Axes
 from optimjax.hyper import (
     AXES,
-    HYPER,
+    KINDS,
     NOT_NEGATIVE,
     OPTION,
     RANGES,
@@ -112,14 +112,9 @@ def _kind(hint: Any) -> str:
     """What a field is: "hyper", "where", "axes", "option", "rule" or "static"."""
     parts = list(_parts(hint))
     notes = [note for p in parts for note in getattr(p, "__metadata__", ())]
-    if HYPER in notes:
-        return "hyper"
-    if WHERE in notes:
-        return "where"
-    if AXES in notes:
-        return "axes"
-    if OPTION in notes:
-        return "option"
+    for note, kind in KINDS.items():
+        if note in notes:
+            return kind
     holds_rules = any(isinstance(p, type) and issubclass(p, Rule) for p in parts)
     return "rule" if holds_rules else "static"
 

@@ -87,6 +87,13 @@ class MoMo(Bounding):
     slot. f + <m, x> - gamma is what the gradients so far say of the loss at x. It needs
     the loss: `update(state, model, grads, value=loss)`, or `make_step`.
 
+    With `adapt_lower_bound` the gap is that to an estimate, `lower_bound` at first:
+
+        cap    = (1 + decay) * (f - gamma) + <m, x>
+        bound  = max(cap / (2 + 2 * decay), lower_bound)  if cap < (1 + decay) * bound
+        gap    = max(cap - (1 + decay) * bound, 0)
+        bound <- max(f + <m, x> - gamma - rate / 2 * |m|^2, lower_bound)
+
     Args:
         learning_rate: the largest rate, in the parameter's unit per gradient's, >= 0.
         b1: decay of the momentum and of the loss, in [0, 1).
@@ -155,7 +162,8 @@ class MoMoAdam(Bounding):
         b1: decay of the first moment and of the loss, in [0, 1).
         b2: decay of the second moment, in [0, 1).
         eps: added outside of the root, in the gradient's unit, >= 0.
-        lower_bound, adapt_lower_bound, weight_decay: as for `MoMo`.
+        lower_bound, adapt_lower_bound, weight_decay: as for `MoMo`; the bound counts c
+            times.
     State: as for `MoMo`, and for each slot `v`, real, shape of the parameter.
     Raises: ValueError if a number is outside its range.
     Source: Schaipp et al. 2023, Algorithm 2, arXiv:2305.07583; the decay as in optax.
