@@ -13,59 +13,11 @@ from jax.sharding import PartitionSpec as P
 import optimjax as oj
 from optimjax.axes import Axes
 
-LAYOUTS = {
-    "kernel": (Axes(), (5, 3), [(1, 5, 3)]),
-    "torch's kernel": (Axes(outputs=0), (3, 5), [(1, 5, 3)]),
-    "convolution": (Axes(), (2, 3, 4, 5), [(1, 24, 5)]),
-    "stacked": (Axes(batch=0), (6, 5, 3), [(6, 5, 3)]),
-    "heads in the middle": (Axes(batch=1), (5, 6, 3), [(6, 5, 3)]),
-    "out of heads": (Axes(outputs=-1), (6, 3, 5), [(1, 18, 5)]),
-    "two outputs": (Axes(outputs=(-2, -1)), (5, 6, 3), [(1, 5, 18)]),
-    "heads merged": (Axes(split=(-1, 4)), (5, 12), [(4, 5, 3)]),
-    "inputs split": (Axes(split=(0, 4)), (12, 5), [(4, 3, 5)]),
-    "unequal": (Axes(split=(-1, (6, 2, 2))), (5, 10), [(1, 5, 6), *[(1, 5, 2)] * 2]),
-    "stacked, unequal": (
-        Axes(batch=0, split=(2, (6, 2))),
-        (3, 5, 8),
-        [(3, 5, 6), (3, 5, 2)],
-    ),
-    "stacked heads": (Axes(batch=0, split=(-1, 2)), (3, 5, 8), [(6, 5, 4)]),
-}
-
 
 @pytest.fixture
 def normal():
     rng = np.random.default_rng(0)
     return lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-
-
-@pytest.mark.parametrize(("axes", "shape", "blocks"), LAYOUTS.values(), ids=LAYOUTS)
-def test_arrays_are_taken_apart_and_put_together(axes, shape, blocks):
-    x = jnp.arange(np.prod(shape)).reshape(shape)
-    taken = axes.matrices(x)
-    assert [each.shape for each in taken] == blocks
-    np.testing.assert_array_equal(axes.array(taken, shape), x)
-
-
-def test_a_kernel_is_inputs_by_outputs(normal):
-    x = normal(3, 5)
-    np.testing.assert_array_equal(Axes(outputs=0).matrices(x)[0][0], x.T)
-    np.testing.assert_array_equal(Axes().matrices(x)[0][0], x)
-    merged = normal(5, 12)
-    parts = Axes(split=(-1, 4)).matrices(merged)[0]
-    np.testing.assert_array_equal(parts[1], merged[:, 3:6])
-
-
-HIDDEN = ["layers/0/mlp/kernel", "MultiHeadAttention_0/query/kernel", "head_mixer/w"]
-OTHERS = ["wte", "tok_embed/weight", "params/Embed_0/embedding", "lm_head/kernel"]
-OTHERS += ["head", "classifier/w", "pos_emb"]
-
-
-def test_hidden_matrices_are_told_from_tables_and_heads():
-    w = jnp.ones((4, 4))
-    assert all(oj.hidden_matrices(path, w) for path in HIDDEN)
-    assert not any(oj.hidden_matrices(path, w) for path in OTHERS)
-    assert not oj.hidden_matrices("layers/0/bias", jnp.ones(4))
 
 
 def run(rule, model, grads):
