@@ -43,6 +43,7 @@ from benchmarks.problems import PROBLEMS, Problem
 
 LOOKS = 20  # at the validation loss, in a run
 TIMED = (4, 9, 14)  # looks at which a stretch is timed beside one of `BASE`
+GRID = (-1, 0, 1)  # factors of sqrt(10) from the centre
 MORE = 4  # learning rates beyond the grid, at most
 TUNING_SEED = 0  # of no run that is reported
 BASE = "AdamW"  # what all are compared with
@@ -155,6 +156,21 @@ def rate_at(centre: float, k: int) -> float:
     return float(f"{centre * 10 ** (k / 2):.3g}")
 
 
+def tuned(final: Callable[[int], float]) -> int:
+    """The k whose final loss is the least: of three, and beyond while at an edge."""
+    finals = {k: final(k) for k in GRID}
+
+    def best() -> int:
+        return min(sorted(finals), key=finals.__getitem__)
+
+    for _ in range(MORE):
+        if min(finals) < best() < max(finals):
+            break
+        beyond = best() + (1 if best() == max(finals) else -1)
+        finals[beyond] = final(beyond)
+    return best()
+
+
 def compare(
     runs: Runs, name: str, rule: str, steps: int, seeds: int, bar: Any, trainers: Any
 ) -> list[dict[str, Any]]:
@@ -177,22 +193,12 @@ def compare(
         bar.update()
         return found
 
-    def at(k: int) -> float:
-        final = run(rate_at(contender.centre, k), TUNING_SEED)["final"]
-        return math.inf if final is None else final
+    def final(k: int) -> float:
+        bar.total += k not in GRID  # those are planned
+        found = run(rate_at(contender.centre, k), TUNING_SEED)["final"]
+        return math.inf if found is None else found
 
-    best = 0
-    if contender.tuned:
-        finals = {k: at(k) for k in (-1, 0, 1)}
-        for _ in range(MORE):
-            best = min(sorted(finals), key=finals.__getitem__)
-            beyond = best + 1 if best == max(finals) else best - 1
-            if beyond in finals:
-                break
-            bar.total += 1
-            finals[beyond] = at(beyond)
-        best = min(sorted(finals), key=finals.__getitem__)
-    rate = rate_at(contender.centre, best)
+    rate = rate_at(contender.centre, tuned(final) if contender.tuned else 0)
     return [run(rate, TUNING_SEED + 1 + seed) for seed in range(seeds)]
 
 
@@ -223,8 +229,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     args = parse(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     runs = Runs(args.out / "convergence.json")
-    tuned = sum(CONTENDERS[rule].tuned for rule in args.rules)
-    planned = len(args.problems) * (3 * tuned + args.seeds * len(args.rules))
+    tried = sum(CONTENDERS[rule].tuned for rule in args.rules)
+    planned = len(args.problems) * (len(GRID) * tried + args.seeds * len(args.rules))
     results: dict[str, dict[str, list[dict[str, Any]]]] = {}
     steps = {
         name: LOOKS * math.ceil((args.steps or PROBLEMS[name]().steps) / LOOKS)
