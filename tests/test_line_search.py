@@ -162,7 +162,9 @@ def test_what_it_needs_is_asked_for():
 
 
 def test_arguments_are_checked():
-    with pytest.raises(ValueError, match="line_search is 'armijo', expected 'zoom'"):
+    with pytest.raises(
+        ValueError, match="line_search is 'armijo', expected one of 'zoom'"
+    ):
         oj.LBFGS(line_search="armijo")
     with pytest.raises(ValueError, match=re.escape("memory is 0, expected >= 1")):
         oj.LBFGS(memory=0)

@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import optimjax as oj
+from optimjax.arrays import total
 
 RULES = {
     "adam": oj.Adam(0.1),
@@ -360,3 +361,28 @@ def test_one_bad_number_on_one_device_skips_the_step_on_all():
             two, mesh=mesh, in_specs=(specs, specs, specs), out_specs=specs
         )
         close(jax.jit(split)(x, x, bad), jax.jit(two)(x, x, bad))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [oj.PolyakSGD(10.0), oj.LBFGS(line_search=None), oj.LBFGS(), oj.Prodigy(d0=0.1)],
+    ids=repr,
+)
+def test_products_of_parts_are_those_of_the_whole(rule):
+    """Else each device would go its own way along its own part of a direction."""
+    mesh = mesh_of("auto", names=("d",))
+    x = jnp.arange(1.0, 9.0)
+
+    def steps(x):
+        def value_fn(model):
+            return total(model["w"] ** 4)
+
+        state, model = oj.setup(rule, {"w": x}), {"w": x}
+        for _ in range(3):
+            value, grads = value_fn(model), {"w": 4 * model["w"] ** 3}
+            context = {"value": value, "value_fn": value_fn}
+            state, model = oj.update(state, model, grads, **context)
+        return model["w"]
+
+    split = jax.shard_map(steps, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+    close(jax.jit(split)(x), jax.jit(steps)(x), rtol=1e-4)

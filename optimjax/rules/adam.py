@@ -9,6 +9,7 @@ from optimjax.arrays import abs_sq, zeros_like
 from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.kernels.fused import Kernel
 from optimjax.leaf import LeafRule
+from optimjax.options import one_of
 from optimjax.rule import Selection, rule
 from optimjax.treewide import PyTree
 
@@ -284,11 +285,7 @@ class AMSGrad(Adam):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.debias_v not in get_args(Debias):
-            raise ValueError(
-                f"{type(self).__name__}: debias_v is {self.debias_v!r}, expected "
-                "'before', 'after' or 'never'."
-            )
+        one_of(self, "debias_v", get_args(Debias))
 
     def init_leaf(self, x):
         m, v = super().init_leaf(x)

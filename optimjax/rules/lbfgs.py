@@ -12,6 +12,7 @@ from jax import Array, lax
 
 from optimjax.arrays import cast, real_part_dtype, widen, wider, zeros_like
 from optimjax.hyper import Hyper
+from optimjax.options import at_least_one, one_of
 from optimjax.paths import Path, Slots, with_paths
 from optimjax.rule import Rule, rule
 from optimjax.rules.line_search import Vector, backtracking, dot, zoom
@@ -108,16 +109,8 @@ class LBFGS(Rule):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.line_search not in ("zoom", "backtracking", None):
-            raise ValueError(
-                f"LBFGS: line_search is {self.line_search!r}, expected 'zoom', "
-                "'backtracking' or None."
-            )
-        for name in ("memory", "max_evaluations"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"LBFGS: {name} is {getattr(self, name)}, expected >= 1."
-                )
+        one_of(self, "line_search", ("zoom", "backtracking", None))
+        at_least_one(self, "memory", "max_evaluations")
 
     @property
     def needs(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -6,18 +6,19 @@ find none.
 """
 
 from collections.abc import Callable, Mapping
-from functools import reduce
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from optimjax.arrays import cast, widen, wider
+from optimjax.arrays import cast, ratio
 from optimjax.hyper import NOT_NEGATIVE, Hyper
-from optimjax.paths import Path, with_paths
-from optimjax.rule import Rule, rule
-from optimjax.treewide import Count, PyTree, increment, spread, steps_like
+from optimjax.options import one_of
+from optimjax.paths import Path
+from optimjax.rule import OneFactor, rule
+from optimjax.together import product, summed
+from optimjax.treewide import Count, PyTree, squared_length
 
 __all__ = ["PolyakSGD"]
 
@@ -33,19 +34,11 @@ MARGIN = 0.1
 
 def dot(a: Vector, b: Vector) -> Array:
     """The real inner product of two sets of arrays, a complex number as two reals."""
-
-    def one(a: Array, b: Array) -> Array:
-        if jnp.iscomplexobj(a):
-            return jnp.sum(a.real * b.real + a.imag * b.imag)
-        return jnp.sum(a * b)
-
-    terms = [one(a[path], b[path]) for path in a]
-    dtype = reduce(wider, (term.dtype for term in terms))
-    return sum((cast(term, dtype) for term in terms), jnp.zeros((), dtype))
+    return summed([[product(a[path], b[path])] for path in a])[0]
 
 
 @rule
-class PolyakSGD(Rule):
+class PolyakSGD(OneFactor):
     """Gradient descent whose step size follows from how far the loss is from its least.
 
         g    = scaling * g
@@ -91,34 +84,24 @@ class PolyakSGD(Rule):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.variant not in ("sps", "sps+"):
-            raise ValueError(
-                f"PolyakSGD: variant is {self.variant!r}, expected 'sps' or 'sps+'."
-            )
+        one_of(self, "variant", ("sps", "sps+"))
 
     def init(self, params: PyTree) -> Count:
         return Count.zero()
 
-    def apply(
-        self, state: Count, params: PyTree, grads: PyTree, **context: Any
-    ) -> tuple[Count, PyTree]:
-        grads = spread(params, grads)
-        if not jax.tree.leaves(grads):  # no update took place, so nothing is counted
-            return state, grads
-        now = self.at_count(state.count)
-        g = jax.tree.map(lambda g: widen(g) * cast(now.scaling, widen(g).dtype), grads)
-        squares = dot(with_paths(g), with_paths(g))
-        f_min, eps, most = (
-            cast(h, squares.dtype) for h in (now.f_min, now.eps, now.max_learning_rate)
+    def one_factor(
+        self, state: Count, grads: PyTree, **context: Any
+    ) -> tuple[Count, Array]:
+        squares, now = squared_length(grads), self.at_count(state.count)
+        scaling, f_min, eps, most = (
+            cast(hyper, squares.dtype)
+            for hyper in (now.scaling, now.f_min, now.eps, now.max_learning_rate)
         )
         gap = cast(context["value"], squares.dtype) - f_min
         if self.variant == "sps+":
             gap = jnp.maximum(gap, 0)
-        below = squares + eps
-        rate = jnp.where(below > 0, gap / jnp.where(below > 0, below, 1), 0)
-        rate = jnp.minimum(rate, most)
-        steps = jax.tree.map(lambda g: g * cast(rate, g.dtype), g)
-        return Count(increment(state.count)), steps_like(params, steps)
+        rate = ratio(gap, scaling**2 * squares + eps)
+        return state.next(), scaling * jnp.minimum(rate, most)
 
 
 class Point(NamedTuple):
