@@ -44,7 +44,9 @@ class PrivateGradients(Keyed):
     `noise_multiplier`, the share of the examples in a batch, how they were drawn, and
     the number of steps, by an accountant of your choice. The loss that the step returns
     is that of the examples themselves, and is not private; nor are rules after this one
-    that look at it. A NaN in one example makes all steps NaN.
+    that look at it. A NaN in one example makes all steps NaN. (Not for the inside of a
+    `shard_map`: each device would see the examples or numbers of its part alone, and
+    draw the same noise as the others.)
 
     Args:
         max_norm: the longest that one example's gradient may be, in its unit, >= 0.
