@@ -26,20 +26,22 @@ AXES = "axes of matrices: structure, static"
 OPTION = "option that may differ by path: structure, static"
 Hyper: TypeAlias = Annotated[Any, HYPER]
 
-# Name -> (lowest, highest, is the highest excluded). A rule whose own range differs
-# says so in its `ranges`.
+# (lowest, highest, is the highest excluded)
+NOT_NEGATIVE = (0.0, math.inf, False)
+
+# Of hyperparameters by name. A rule whose own range differs says so in its `ranges`.
 RANGES: dict[str, tuple[float, float, bool]] = {
-    "learning_rate": (0.0, math.inf, False),
+    "learning_rate": NOT_NEGATIVE,
     "b1": (0.0, 1.0, True),
     "b2": (0.0, 1.0, True),
     "b3": (0.0, 1.0, True),
-    "eps": (0.0, math.inf, False),
-    "eps_root": (0.0, math.inf, False),
-    "weight_decay": (0.0, math.inf, False),
+    "eps": NOT_NEGATIVE,
+    "eps_root": NOT_NEGATIVE,
+    "weight_decay": NOT_NEGATIVE,
     "momentum": (0.0, 1.0, True),
     "dampening": (0.0, 1.0, False),
     "decay": (0.0, 1.0, True),
-    "max_norm": (0.0, math.inf, False),
+    "max_norm": NOT_NEGATIVE,
 }
 
 

@@ -15,6 +15,7 @@ from optimjax.axes import Axes
 from optimjax.hyper import (
     AXES,
     HYPER,
+    NOT_NEGATIVE,
     OPTION,
     RANGES,
     WHERE,
@@ -155,7 +156,7 @@ class Rule:
         ranges: `{name: (low, high, high_excluded)}`, where a hyperparameter's range
             differs from the usual one for its name; None for no check.
         whole, positive: names of the hyperparameters that count something, and of those
-            that may be anything in their range but 0.
+            that may be anything in their range but 0; the usual one is from 0 on.
         settled: `{name: why}`, of those that `adjust` may not change.
 
     What a `LeafRule` need not care for is here the rule's own business: schedules
@@ -288,7 +289,9 @@ class Rule:
 
     def range_of(self, name: str) -> tuple[float, float, bool] | None:
         """(lowest, highest, whether that is excluded) of a hyperparameter, if known."""
-        return self.ranges.get(name, RANGES.get(name))
+        counts = name in self.whole or name in self.positive
+        usual = RANGES.get(name, NOT_NEGATIVE if counts else None)
+        return self.ranges.get(name, usual)
 
     def unless_by_path(self, name: str, value: Any, owner: str) -> Any:
         """`value`; TypeError if it differs by path where the rule cannot have that."""

@@ -1,7 +1,6 @@
 """The compiled training step: gradients, rule and update in one dispatch."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -13,7 +12,7 @@ from jax import Array
 
 from optimjax.arrays import buffer, cast_like, is_traced, widen
 from optimjax.frame import Frame, framed
-from optimjax.hyper import ByPath, Hyper, canonical, check_range, evaluate
+from optimjax.hyper import NOT_NEGATIVE, ByPath, Hyper, canonical, check_range, evaluate
 from optimjax.layout import Layout
 from optimjax.nested import per_example
 from optimjax.paths import Path, Slots, complain
@@ -87,7 +86,7 @@ def make_step(
         sam = canonical(sam, "make_step: sam")
         if isinstance(sam, ByPath):
             raise TypeError("make_step: sam differs by path, expected one radius.")
-        check_range("make_step", "sam", sam, (0.0, math.inf, False))
+        check_range("make_step", "sam", sam, NOT_NEGATIVE)
     if per_example and sam is not None:
         raise TypeError(
             "make_step: sam and per_example, expected one: sam moves the model along "

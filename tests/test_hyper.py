@@ -348,6 +348,31 @@ def test_traced_value_is_not_checked_but_used():
     close(run(0.25, 1e6), jax.tree.map(lambda x, g: x - 0.25 * g, MODEL, GRADS))
 
 
+def test_what_counts_or_is_positive_needs_no_range():
+    @oj.rule
+    class Counting(oj.LeafRule):
+        whole = ("steps",)
+        positive = ("width",)
+
+        steps: oj.Hyper = 1
+        width: oj.Hyper = 1.0
+        offset: oj.Hyper = 0.0
+
+    Counting(offset=-3.0)
+    for wrong, complaint in [
+        ({"steps": 1.5}, "steps is 1.5, expected a whole number"),
+        ({"steps": -1}, "steps is -1, expected >= 0"),
+        ({"width": 0.0}, "width is 0, expected more"),
+        ({"width": -1.0}, "width is -1, expected >= 0"),
+    ]:
+        with pytest.raises(ValueError, match=complaint):
+            Counting(**wrong)
+    with pytest.raises(ValueError, match="Shampoo: eps is 0, expected more"):
+        oj.Shampoo(eps=0.0)  # which is the root of 0, inverted
+    with pytest.raises(ValueError, match=r"eta_plus is 0\.5, expected >= 1"):
+        oj.Rprop(eta_plus=0.5)
+
+
 def test_rules_alone_work_on_any_tree():
     """A rule is two pure functions over any pytree, without `setup`."""
     params = {"a": {"b": jnp.array([1.0, 2.0])}, "c": (jnp.array(3.0), None)}

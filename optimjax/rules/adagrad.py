@@ -1,6 +1,5 @@
 """Rules that divide by the root of summed or averaged squares of the gradient."""
 
-import math
 from functools import reduce
 from typing import ClassVar, NamedTuple
 
@@ -8,13 +7,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import abs_sq, zeros_like
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import rule
 
 __all__ = ["SM3", "AdaDelta", "AdaGrad", "RMSProp"]
-
-NOT_NEGATIVE = (0.0, math.inf, False)
 
 
 class Squares(NamedTuple):

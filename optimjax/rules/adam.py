@@ -1,13 +1,12 @@
 """Adam and its closest kin."""
 
-import math
 from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import abs_sq, zeros_like
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.kernels.fused import Kernel
 from optimjax.leaf import LeafRule
 from optimjax.rule import Selection, rule
@@ -190,7 +189,7 @@ class NAdam(Adam):
     [0.01764, 0.03217]
     """
 
-    ranges: ClassVar = {"momentum_decay": (0.0, math.inf, False)}
+    ranges: ClassVar = {"momentum_decay": NOT_NEGATIVE}
 
     b1: Hyper = 0.9  # not None
     momentum_decay: Hyper | None = None

@@ -1,13 +1,12 @@
 """Adam with another momentum: normalised before it is averaged, or with more memory."""
 
-import math
 from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import abs_sq, zeros_like
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import rule
 from optimjax.rules.adam import Moments
@@ -49,7 +48,7 @@ class ADOPT(LeafRule):
     [-0.00200, 0.01000]
     """
 
-    ranges: ClassVar = {"clip_power": (0.0, math.inf, False)}
+    ranges: ClassVar = {"clip_power": NOT_NEGATIVE}
 
     learning_rate: Hyper = 1e-3
     b1: Hyper = 0.9
@@ -118,7 +117,7 @@ class AdEMAMix(LeafRule):
     [0.06032, -0.01977]
     """
 
-    ranges: ClassVar = dict.fromkeys(("alpha", "warmup"), (0.0, math.inf, False))
+    ranges: ClassVar = dict.fromkeys(("alpha", "warmup"), NOT_NEGATIVE)
 
     learning_rate: Hyper = 1e-3
     b1: Hyper = 0.9
@@ -180,7 +179,7 @@ class SimplifiedAdEMAMix(LeafRule):
     [0.05473, 0.1194]
     """
 
-    ranges: ClassVar = {"alpha": (0.0, math.inf, False)}
+    ranges: ClassVar = {"alpha": NOT_NEGATIVE}
 
     learning_rate: Hyper = 1e-3
     b1: Hyper = 0.99

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from optimjax.arrays import abs_sq, rms, zeros_like
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import Selection, rule
 from optimjax.rules.adam import Moments
@@ -47,7 +47,7 @@ class AdamAtan2(LeafRule):
     """
 
     complex_ok = False
-    ranges: ClassVar = dict.fromkeys(("a", "b"), (0.0, math.inf, False))
+    ranges: ClassVar = dict.fromkeys(("a", "b"), NOT_NEGATIVE)
 
     learning_rate: Hyper = 1e-3
     b1: Hyper = 0.9
@@ -160,7 +160,7 @@ class AdaBound(LeafRule):
     [0.01575, -0.01445]
     """
 
-    ranges: ClassVar = dict.fromkeys(("final_rate", "gamma"), (0.0, math.inf, False))
+    ranges: ClassVar = dict.fromkeys(("final_rate", "gamma"), NOT_NEGATIVE)
 
     learning_rate: Hyper = 1e-3
     b1: Hyper = 0.9

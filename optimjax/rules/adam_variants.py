@@ -1,13 +1,12 @@
 """Adam with another measure of the gradient's size, or of the trust in it."""
 
-import math
 from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import abs_sq, cast, zeros_like
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import rule
 from optimjax.rules.adam import Adam, Decoupled, Moments, momentum
@@ -151,7 +150,7 @@ class RAdam(Adam):
     [0.01379, -0.005351]
     """
 
-    ranges: ClassVar = {"threshold": (0.0, math.inf, False)}
+    ranges: ClassVar = {"threshold": NOT_NEGATIVE}
 
     b1: Hyper = 0.9  # not None
     threshold: Hyper = 5.0
@@ -302,7 +301,7 @@ class Yogi(Adam):
     [0.06518, -0.01444]
     """
 
-    ranges: ClassVar = {"initial_v": (0.0, math.inf, False)}
+    ranges: ClassVar = {"initial_v": NOT_NEGATIVE}
 
     learning_rate: Hyper = 1e-2
     b1: Hyper = 0.9  # not None

@@ -1,6 +1,5 @@
 """Adafactor's squares, and how far steps are from their mean, both factored."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import abs_sq, ratio, rms, zeros_like
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import AxesOf, rule
 from optimjax.rules.factored import Factored, Whole
@@ -73,10 +72,8 @@ class CAME(LeafRule):
     eps_instability: Hyper = 1e-16
     clipping_threshold: Hyper = 1.0
     axes: AxesOf | None = None
-    ranges: ClassVar = {
-        "eps_instability": (0.0, math.inf, False),
-        "clipping_threshold": (float(jnp.finfo(jnp.float32).tiny), math.inf, False),
-    }
+    ranges: ClassVar = {"eps_instability": NOT_NEGATIVE}
+    positive: ClassVar = ("clipping_threshold",)
 
     def init_leaf(self, x):
         v, m = zeros_like(x, real=True), zeros_like(x)

@@ -1,6 +1,5 @@
 """Optimisation as betting: the gradients are the coin."""
 
-import math
 from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
@@ -57,7 +56,6 @@ class COCOB(LeafRule):
 
     complex_ok: ClassVar[bool] = False
     ends: ClassVar[bool] = True
-    ranges: ClassVar = {"alpha": (0.0, math.inf, False)}
     positive: ClassVar = ("alpha", "eps")
 
     learning_rate: Hyper = 1.0

@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from optimjax.arrays import abs_sq, cast, widen, zeros_like
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.leaf import LeafRule, LeafState
 from optimjax.noise import key_of_slot, nth_key
 from optimjax.paths import Path, Slots, complain, with_paths
@@ -330,7 +329,7 @@ class Sophia(Diagonal):
     [-0.08779, -0.03796]
     """
 
-    ranges: ClassVar = {"gamma": (0.0, math.inf, False), "clip": (0.0, math.inf, False)}
+    ranges: ClassVar = {"gamma": NOT_NEGATIVE, "clip": NOT_NEGATIVE}
     positive: ClassVar = ("eps",)
 
     learning_rate: Hyper = 1e-3

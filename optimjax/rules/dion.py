@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import lengths, ratio, zeros_like
-from optimjax.hyper import Hyper, PerPath
+from optimjax.hyper import NOT_NEGATIVE, Hyper, PerPath
 from optimjax.leaf import LeafRule
 from optimjax.noise import gaussian, nth_key
 from optimjax.options import one_of
@@ -149,7 +149,7 @@ class Scion(LeafRule):
     ([[0.025, -0.025], [0.025, 0.025]], [0.008485, 0.01131])
     """
 
-    ranges: ClassVar = {"alpha": (0.0, 1.0, False), "radius": (0.0, math.inf, False)}
+    ranges: ClassVar = {"alpha": (0.0, 1.0, False), "radius": NOT_NEGATIVE}
     positive: ClassVar = ("alpha",)
 
     learning_rate: Hyper = 2.0**-12

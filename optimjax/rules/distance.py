@@ -1,13 +1,12 @@
 """Gradient descent whose learning rate is the distance come, over gradients."""
 
-import math
 from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import abs_sq, ratio
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.rule import rule
 from optimjax.together import TogetherRule
 
@@ -63,7 +62,7 @@ class DoG(TogetherRule):
     """
 
     ranges: ClassVar = dict.fromkeys(
-        ("reps_rel", "init_distance", "init_rate"), (0.0, math.inf, False)
+        ("reps_rel", "init_distance", "init_rate"), NOT_NEGATIVE
     )
 
     learning_rate: Hyper = 1.0
@@ -144,7 +143,7 @@ class DoWG(TogetherRule):
     ([0.9758, -1.983], Array(0.02633, dtype=float32))
     """
 
-    ranges: ClassVar = {"init_distance_sq": (0.0, math.inf, False)}
+    ranges: ClassVar = {"init_distance_sq": NOT_NEGATIVE}
 
     learning_rate: Hyper = 1.0
     init_distance_sq: Hyper | None = None

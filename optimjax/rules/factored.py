@@ -1,6 +1,5 @@
 """Rules that keep the second moment of a matrix as one row and one column."""
 
-import math
 from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import jax
@@ -8,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import abs_sq, rms, zeros_like
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import AxesOf, rule
 from optimjax.units import blocks, joined
@@ -100,9 +99,9 @@ class Adafactor(LeafRule):
     axes: AxesOf | None = None
     ranges: ClassVar = {
         "decay_rate": (0.0, 1.0, False),
-        "clipping_threshold": (float(jnp.finfo(jnp.float32).tiny), math.inf, False),
-        **dict.fromkeys(("decay_offset", "floor", "min_scale"), (0.0, math.inf, False)),
+        **dict.fromkeys(("decay_offset", "floor", "min_scale"), NOT_NEGATIVE),
     }
+    positive: ClassVar = ("clipping_threshold",)
 
     def init_leaf(self, x):
         v, m = zeros_like(x, real=True), zeros_like(x)

@@ -7,14 +7,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import abs_sq, ratio, zeros_like
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.rule import Selection, rule
 from optimjax.together import TogetherRule, product
 
 __all__ = ["DAdaptAdam", "DAdaptLion", "DAdaptSGD", "Prodigy"]
-
-ABOVE_ZERO = (0.0, math.inf, False)
-GROWING = {"d0": ABOVE_ZERO, "growth_rate": (1.0, math.inf, False)}
 
 
 class Distance(NamedTuple):
@@ -81,7 +78,10 @@ class Prodigy(TogetherRule):
     ([0.6552, -1.549], Array(1.027, dtype=float32))
     """
 
-    ranges: ClassVar = {**GROWING, "d_coef": ABOVE_ZERO}
+    ranges: ClassVar = {
+        "d_coef": NOT_NEGATIVE,
+        "growth_rate": (1.0, math.inf, False),
+    }
     positive: ClassVar = ("d0",)
 
     learning_rate: Hyper = 1.0
@@ -184,7 +184,7 @@ class DAdaptAdam(TogetherRule):
     ([0.6495, -1.621], Array(0.5897, dtype=float32))
     """
 
-    ranges: ClassVar = GROWING
+    ranges: ClassVar = {"growth_rate": (1.0, math.inf, False)}
     positive: ClassVar = ("d0",)
 
     learning_rate: Hyper = 1.0
@@ -275,7 +275,7 @@ class DAdaptSGD(TogetherRule):
     """
 
     ends: ClassVar[bool] = True
-    ranges: ClassVar = GROWING
+    ranges: ClassVar = {"growth_rate": (1.0, math.inf, False)}
     positive: ClassVar = ("d0",)
 
     learning_rate: Hyper = 1.0
@@ -351,7 +351,6 @@ class DAdaptLion(TogetherRule):
     ([-0.07508, -0.9249], Array(0.3564, dtype=float32))
     """
 
-    ranges: ClassVar = {"d0": ABOVE_ZERO}
     positive: ClassVar = ("d0",)
 
     learning_rate: Hyper = 1.0

@@ -5,7 +5,6 @@ and its slope `df` < 0 at 0, and the step size to try first; they return 0 where
 find none.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any, ClassVar, NamedTuple
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from optimjax.arrays import cast, widen, wider
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.paths import Path, with_paths
 from optimjax.rule import Rule, rule
 from optimjax.treewide import Count, PyTree, increment, spread, steps_like
@@ -86,8 +85,8 @@ class PolyakSGD(Rule):
     variant: str = "sps"
     needs = ("value",)
     ranges: ClassVar = {
-        "max_learning_rate": (0.0, math.inf, False),
-        "scaling": (0.0, math.inf, False),
+        "max_learning_rate": NOT_NEGATIVE,
+        "scaling": NOT_NEGATIVE,
     }
 
     def __post_init__(self):

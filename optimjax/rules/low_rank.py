@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from optimjax.arrays import abs_sq, lengths, real_part_dtype, zeros_like
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.noise import gaussian, nth_key
 from optimjax.options import at_least_one, one_of
 from optimjax.rule import rule
@@ -132,7 +132,7 @@ class GaLore(LowRank):
     [[0.01252, -0.003345], [-0.0001524, 0.00004074]]
     """
 
-    ranges: ClassVar = {"scale": (0.0, math.inf, False)}
+    ranges: ClassVar = {"scale": NOT_NEGATIVE}
 
     side: Literal["shorter", "longer"] = "shorter"
 
@@ -186,7 +186,7 @@ class Fira(LowRank):
     """
 
     ranges: ClassVar = {
-        "scale": (0.0, math.inf, False),
+        "scale": NOT_NEGATIVE,
         "max_growth": (1.0, math.inf, False),
     }
 

@@ -1,6 +1,5 @@
 """Momentum made orthogonal: every direction of a matrix's step has one length."""
 
-import math
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 import jax.numpy as jnp
@@ -8,7 +7,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from optimjax.arrays import abs_sq, widen, zeros_like
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.options import at_least_one, one_of
 from optimjax.rule import rule
 from optimjax.rules.adam import momentum
@@ -276,7 +275,7 @@ class NorMuon(Muon):
     [[0.08334, 0.03508], [0.02314, -0.0809]]
     """
 
-    ranges: ClassVar = {"eps_v": (0.0, math.inf, False)}
+    ranges: ClassVar = {"eps_v": NOT_NEGATIVE}
 
     b2: Hyper = 0.95
     eps_v: Hyper = 1e-8
@@ -329,7 +328,7 @@ class AdaMuon(Orthogonal):
     """
 
     shaped: ClassVar = ("m", "v")
-    ranges: ClassVar = dict.fromkeys(("eps_v", "rms"), (0.0, math.inf, False))
+    ranges: ClassVar = dict.fromkeys(("eps_v", "rms"), NOT_NEGATIVE)
 
     nesterov: bool = False
     b2: Hyper = 0.95

@@ -1,13 +1,12 @@
 """Adams that extrapolate from the change since the last step."""
 
-import math
 from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import abs_sq, zeros_like
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import Selection, rule
 from optimjax.rules.adam import Adam, momentum
@@ -59,7 +58,7 @@ class Adan(LeafRule):
     [0.03279, -0.05961]
     """
 
-    ranges: ClassVar = {"lookahead": (0.0, math.inf, False)}
+    ranges: ClassVar = {"lookahead": NOT_NEGATIVE}
 
     learning_rate: Hyper = 1e-3
     b1: Hyper = 0.98
@@ -130,7 +129,7 @@ class OptimisticAdam(Adam):
     [0.002205, 0.0711]
     """
 
-    ranges: ClassVar = {"optimism": (0.0, math.inf, False)}
+    ranges: ClassVar = {"optimism": NOT_NEGATIVE}
 
     b1: Hyper = 0.9  # not None
     optimism: Hyper = 1.0

@@ -1,6 +1,5 @@
 """Preconditioners of a matrix that are fitted to random probes."""
 
-import math
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -9,7 +8,7 @@ from jax import Array, lax
 from jax.scipy.linalg import solve_triangular
 
 from optimjax.arrays import cast, ratio, zeros_like
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.noise import gaussian, nth_key
 from optimjax.rule import rule
 from optimjax.rules.kronecker import Kronecker
@@ -82,8 +81,7 @@ class PSGDKron(Kronecker):
         "precond_rate": (0.0, 1.0, False),
         "update_probability": (0.0, 1.0, False),
         "balance_probability": (0.0, 1.0, False),
-        "max_rms": (0.0, math.inf, False),
-        "init_scale": (0.0, math.inf, False),
+        "max_rms": NOT_NEGATIVE,
     }
     positive: ClassVar = ("init_scale",)
 

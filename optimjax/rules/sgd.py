@@ -1,13 +1,12 @@
 """Gradient descent: with momentum, averaging, noise or optimism."""
 
-import math
 from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import zeros_like
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.kernels.fused import Kernel
 from optimjax.leaf import LeafRule
 from optimjax.noise import Noisy
@@ -173,7 +172,7 @@ class ASGD(LeafRule):
     ([0.067639, 0.0132349], [0.919204, -1.722306])
     """
 
-    ranges: ClassVar = dict.fromkeys(("lambd", "alpha", "t0"), (0.0, math.inf, False))
+    ranges: ClassVar = dict.fromkeys(("lambd", "alpha", "t0"), NOT_NEGATIVE)
 
     learning_rate: Hyper = 1e-2
     lambd: Hyper = 1e-4
@@ -223,7 +222,7 @@ class NoisySGD(Noisy):
     """
 
     complex_ok = False
-    ranges: ClassVar = dict.fromkeys(("eta", "gamma"), (0.0, math.inf, False))
+    ranges: ClassVar = dict.fromkeys(("eta", "gamma"), NOT_NEGATIVE)
 
     learning_rate: Hyper = 1e-2
     eta: Hyper = 0.01
@@ -263,7 +262,7 @@ class OptimisticGradientDescent(LeafRule):
     [-0.195, 0.53]
     """
 
-    ranges: ClassVar = dict.fromkeys(("alpha", "beta"), (0.0, math.inf, False))
+    ranges: ClassVar = dict.fromkeys(("alpha", "beta"), NOT_NEGATIVE)
 
     learning_rate: Hyper = 1e-2
     alpha: Hyper = 1.0

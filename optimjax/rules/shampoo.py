@@ -1,6 +1,5 @@
 """The gradient between inverse roots of its two covariances."""
 
-import math
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import jax
@@ -8,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from optimjax.arrays import abs_sq, zeros_like
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.options import at_least_one, one_of
 from optimjax.rule import rule
 from optimjax.rules.kronecker import Kronecker
@@ -82,8 +81,9 @@ class Shampoo(Kronecker):
     shaped: ClassVar = ("m", "a")
     ranges: ClassVar = {
         "b2": (0.0, 1.0, False),
-        "graft_eps": (0.0, math.inf, False),
+        "graft_eps": NOT_NEGATIVE,
     }
+    positive: ClassVar = ("eps",)
 
     learning_rate: Hyper = 1e-3
     b1: Hyper = 0.9

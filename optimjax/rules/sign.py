@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import zeros_like
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.kernels.fused import Kernel
 from optimjax.leaf import LeafRule
 from optimjax.rule import Selection, rule
@@ -192,7 +192,7 @@ class Rprop(LeafRule):
         learning_rate: size of the first step, in the parameter's unit, >= 0. Sizes find
             their own way from there: a schedule is read at a slot's first step only.
         eta_minus: factor where the sign turns, in [0, 1).
-        eta_plus: factor where the sign stays, > 1.
+        eta_plus: factor where the sign stays, >= 1.
         min_step_size: the smallest step size, >= 0.
         max_step_size: the largest one, >= 0.
     State: `sign` and `size`, shape of the parameter.
@@ -213,9 +213,9 @@ class Rprop(LeafRule):
     complex_ok = False
     ranges: ClassVar = {
         "eta_minus": (0.0, 1.0, True),
-        "eta_plus": (0.0, math.inf, False),
-        "min_step_size": (0.0, math.inf, False),
-        "max_step_size": (0.0, math.inf, False),
+        "eta_plus": (1.0, math.inf, False),
+        "min_step_size": NOT_NEGATIVE,
+        "max_step_size": NOT_NEGATIVE,
     }
 
     learning_rate: Hyper = 1e-2

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import abs_sq, zeros_like
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import rule
 from optimjax.rules.adam import Moments
@@ -85,7 +85,7 @@ class AdamP(LeafRule):
     """
 
     complex_ok = False
-    ranges: ClassVar = dict.fromkeys(("delta", "decay_ratio"), (0.0, math.inf, False))
+    ranges: ClassVar = dict.fromkeys(("delta", "decay_ratio"), NOT_NEGATIVE)
 
     learning_rate: Hyper = 1e-3
     b1: Hyper = 0.9
@@ -147,7 +147,7 @@ class SGDP(LeafRule):
     """
 
     complex_ok = False
-    ranges: ClassVar = dict.fromkeys(("delta", "decay_ratio"), (0.0, math.inf, False))
+    ranges: ClassVar = dict.fromkeys(("delta", "decay_ratio"), NOT_NEGATIVE)
 
     learning_rate: Hyper = 0.1
     momentum: Hyper = 0.9

@@ -1,13 +1,12 @@
 """Rules that scale the step of a whole array by the array's own norm."""
 
-import math
 from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import abs_sq, norm, real_part_dtype, total, zeros_like
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import AxesOf, Selection, rule
 from optimjax.units import apart
@@ -62,7 +61,7 @@ class Fromage(LeafRule):
     [-0.0061482, 0.212294]
     """
 
-    ranges: ClassVar = {"min_norm": (0.0, math.inf, False)}
+    ranges: ClassVar = {"min_norm": NOT_NEGATIVE}
 
     learning_rate: Hyper = 1e-2
     min_norm: Hyper = 1e-6
@@ -118,7 +117,7 @@ class LARS(LeafRule):
     [0.0370874, 0.0258076]
     """
 
-    ranges: ClassVar = {"trust_coefficient": (0.0, math.inf, False)}
+    ranges: ClassVar = {"trust_coefficient": NOT_NEGATIVE}
 
     learning_rate: Hyper = 0.1
     weight_decay: Hyper = 0.0

@@ -1,6 +1,5 @@
 """Gradients with less variance: each corrected by how it has changed."""
 
-import math
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -8,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import cast, norm, widen, zeros_like
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.nested import Around, LeafWrapper, sees_gradients
 from optimjax.paths import Slots, with_paths
 from optimjax.rule import Rule, rule
@@ -71,7 +70,7 @@ class MARS(LeafWrapper):
     """
 
     watches: ClassVar[bool] = True  # it changes gradients, never steps
-    ranges: ClassVar = {"gamma": (0.0, math.inf, False)}
+    ranges: ClassVar = {"gamma": NOT_NEGATIVE}
     positive: ClassVar = ("max_norm",)
 
     inner: Rule = Adam(3e-3, b1=0.95, b2=0.99)

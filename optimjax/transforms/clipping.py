@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from optimjax.arrays import cast, lengths, norm, rms, total, varying_axes
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.leaf import LeafRule
 from optimjax.rule import AxesOf, OneFactor, rule
 from optimjax.treewide import Count, PyTree, squared_length
@@ -20,8 +20,6 @@ __all__ = [
     "ClipByNorm",
     "ClipByValue",
 ]
-
-NOT_NEGATIVE = (0.0, math.inf, False)
 
 
 @rule

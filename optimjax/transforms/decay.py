@@ -1,7 +1,6 @@
 """Weight decay as a rule of its own."""
 
 import dataclasses
-import math
 from typing import Any, ClassVar, Literal, get_args
 
 import jax
@@ -206,7 +205,6 @@ class Decay(RateWrapper):
     ([0.9288, -1.85], [3.0])
     """
 
-    ranges: ClassVar = {"peak": (0.0, math.inf, False)}
     positive: ClassVar = ("peak",)
 
     weight_decay: Hyper = 1e-2

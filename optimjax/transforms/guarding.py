@@ -301,7 +301,6 @@ class LossScaling(Guard):
     """
 
     ranges: ClassVar = {
-        "scale": (0.0, math.inf, False),
         "growth": (1.0, math.inf, False),
         "backoff": (0.0, 1.0, False),
         "period": (1.0, math.inf, False),

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from optimjax.arrays import cast, real_dtype
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.rule import OneFactor, rule
 from optimjax.treewide import Count, PyTree, increment
 
@@ -81,8 +81,7 @@ class ReduceOnPlateau(OneFactor):
         "factor": (0.0, 1.0, True),
         "patience": (1.0, math.inf, False),
         "rtol": (0.0, 1.0, False),
-        "atol": (0.0, math.inf, False),
-        "cooldown": (0.0, math.inf, False),
+        "atol": NOT_NEGATIVE,
         "min_scale": (0.0, 1.0, False),
         "accumulation": (1.0, math.inf, False),
     }

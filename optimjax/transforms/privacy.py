@@ -1,6 +1,5 @@
 """Gradients from which little can be learnt about any one example."""
 
-import math
 from collections.abc import Mapping
 from functools import reduce
 from typing import Any, ClassVar
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import abs_sq, cast, root, widen, wider
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.leaf import LeafState
 from optimjax.noise import Keyed, gaussian
 from optimjax.paths import Path, with_paths
@@ -70,7 +69,7 @@ class PrivateGradients(Keyed):
     complex_ok = False
     by_path: ClassVar[bool] = False
     per_example: ClassVar[bool] = True
-    ranges: ClassVar = {"noise_multiplier": (0.0, math.inf, False)}
+    ranges: ClassVar = {"noise_multiplier": NOT_NEGATIVE}
 
     max_norm: Hyper
     noise_multiplier: Hyper

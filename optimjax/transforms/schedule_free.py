@@ -1,13 +1,12 @@
 """Averaging in place of a falling learning rate."""
 
-import math
 import typing
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax.numpy as jnp
 from jax import Array
 
-from optimjax.hyper import ByPath, Hyper, evaluate
+from optimjax.hyper import NOT_NEGATIVE, ByPath, Hyper, evaluate
 from optimjax.nested import LeafWrapper, every_rule
 from optimjax.rule import Rule, rule
 
@@ -61,7 +60,7 @@ class ScheduleFree(LeafWrapper):
 
     follows: ClassVar[bool] = True
     ends: ClassVar[bool] = True
-    ranges: ClassVar = {"b1": (0.0, 1.0, False), "power": (0.0, math.inf, False)}
+    ranges: ClassVar = {"b1": (0.0, 1.0, False), "power": NOT_NEGATIVE}
     positive: ClassVar = ("b1",)
     settled: ClassVar = {"b1": "Its averages are worked out from that of all the run"}
 

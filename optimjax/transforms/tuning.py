@@ -7,14 +7,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from optimjax.arrays import abs_sq, ratio
-from optimjax.hyper import Hyper
+from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.options import at_least_one
 from optimjax.rule import rule
 from optimjax.together import TogetherWrapper, product
 
 __all__ = ["TRAC", "Mechanic"]
-
-ABOVE_ZERO = (0.0, math.inf, False)
 
 
 class Reference(NamedTuple):
@@ -96,7 +94,7 @@ class Mechanic(Tuned):
     ([0.9887, -1.915], [0.004713, 0.004704, 0.004702])
     """
 
-    ranges: ClassVar = {"decay": ABOVE_ZERO, "s_init": ABOVE_ZERO}
+    ranges: ClassVar = {"decay": NOT_NEGATIVE, "s_init": NOT_NEGATIVE}
 
     decay: Hyper = 0.01
     eps: Hyper = 1e-8
@@ -174,7 +172,7 @@ class TRAC(Tuned):
     ([0.9172, -1.379], 1.035)
     """
 
-    ranges: ClassVar = {"s_init": ABOVE_ZERO}
+    ranges: ClassVar = {"s_init": NOT_NEGATIVE}
 
     betas: tuple[float, ...] = (0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)
     s_init: Hyper = 1e-8
