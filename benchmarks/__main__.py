@@ -122,7 +122,7 @@ def extra(results: dict[str, Any], quick: bool, budget: float) -> None:
     print(
         f"\nAdamW on {name} within a wrapper, in proportion to AdamW alone (quartiles):"
     )
-    for wrapper in special.WRAPPERS:
+    for wrapper in (*special.WRAPPERS, *special.OPTAX_WRAPPERS):
         print(f"  {wrapper}: {figures.spread(ratio(times, 'alone', wrapper))}")
     if quick:
         return

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 import optimjax as oj
 from benchmarks.measure import compiling, in_turn, repeated
@@ -188,17 +189,31 @@ WRAPPERS: dict[str, Callable[[oj.Rule], oj.Rule]] = {
 }
 
 
+OPTAX_WRAPPERS: dict[str, Callable[[Any], Any]] = {
+    "optax": lambda tx: tx,
+    "optax, clip_by_global_norm": lambda tx: optax.chain(
+        optax.clip_by_global_norm(1.0), tx
+    ),
+    "optax, apply_if_finite": lambda tx: optax.apply_if_finite(tx, 5),
+    "optax, MultiSteps, of 4": lambda tx: optax.MultiSteps(tx, 4),
+}
+
+
 def wrappers(model: Model, budget: float) -> dict[str, list[float]]:
-    """Seconds of an update of AdamW, alone and within each wrapper."""
-    step, grads = (
-        donating(lambda carry, grads: oj.update(*carry, grads)),
-        model.arrays(1),
-    )
+    """Seconds of four updates of AdamW, alone and within each wrapper."""
+    update, grads = donating(lambda carry, g: oj.update(*carry, g)), model.arrays(1)
     calls = {}
+
+    def add(name: str, step: Callable[[Any, Any], Any], carry: Any) -> None:
+        one = repeated(step, step(carry, grads), grads)
+        calls[name] = lambda: [one() for _ in range(4)][-1]
+
     for name, wrap in {"alone": lambda rule: rule, **WRAPPERS}.items():
         params = model.arrays(seed=0)
-        carry = (oj.setup(wrap(OURS["AdamW"]()), params), params)
-        calls[name] = repeated(step, step(carry, grads), grads)
+        add(name, update, (oj.setup(wrap(OURS["AdamW"]()), params), params))
+    for name, wrap in OPTAX_WRAPPERS.items():
+        params, tx = model.arrays(seed=0), wrap(OPTAX["AdamW"]())
+        add(name, donating(functools.partial(by_optax, tx)), (tx.init(params), params))
     return in_turn(calls, budget)
 
 

@@ -57,7 +57,11 @@ def test_special_figures():
     whole, compiled = special.make_step_overhead(3)
     assert compiled > 0 and whole > 0
     times = special.wrappers(Model(SMALL), budget=0.01)
-    assert times.keys() == {"alone", *special.WRAPPERS}
+    assert times.keys() == {
+        "alone",
+        *special.WRAPPERS,
+        *special.OPTAX_WRAPPERS,
+    }
     some = {name: PEERS[name] for name in ("optimjax", "optax")}
     assert measure.scans(Model(SMALL), "Adam", some, budget=0.01).keys() == some.keys()
     found = special.tied(0.01, {"wte": (6, 4), **many(2, (4,))})

@@ -286,3 +286,22 @@ def test_gradients_whose_squares_are_infinite_have_a_direction(rule, normal):
         taken.append(steps["w"])
     assert float(jnp.abs(taken[0]).max()) > 0.1
     close(taken[1], taken[0])
+
+
+def test_shampoo_is_differentiated_where_eigenvalues_are_equal(normal):
+    """Those of few examples are, all that are 0; the root is smooth there."""
+    rows, columns = normal(5, 2), normal(2, 4)
+
+    def loss(rate):
+        x, rule = {"w": jnp.ones((5, 4))}, oj.Shampoo(rate, eps=1e-2, start=0)
+        state = rule.init(x)
+        for _ in range(3):
+            g = rows @ jnp.tanh(columns * x["w"][:2])
+            state, steps = rule.apply(state, x, {"w": g})
+            x = {"w": x["w"] - steps["w"]}
+        return jnp.sum(x["w"] ** 2)
+
+    with jax.enable_x64(True):
+        rows, columns = (x.astype(jnp.float64) for x in (rows, columns))
+        slope, h = jax.jit(jax.grad(loss))(0.01), 1e-6
+        close(slope, (loss(0.01 + h) - loss(0.01 - h)) / (2 * h), rtol=1e-6)

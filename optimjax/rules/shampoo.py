@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -170,11 +171,38 @@ def joined(blocks: Array, like: Array) -> Array:
     return x.reshape(down * rows, along * columns)[:inputs, :outputs]
 
 
+@jax.custom_jvp
 def inverse_root(s: Array, eps: Array) -> Array:
     """(s + eps * max(s) * 1)^(-1/4) of symmetric matrices; of zeros the identity."""
+    powers, vectors, _ = _powers(s, eps)
+    return (vectors * powers[..., None, :]) @ vectors.swapaxes(-1, -2)
+
+
+def _powers(s: Array, eps: Array) -> tuple[Array, Array, Array]:
+    """The root's eigenvalues and its eigenvectors; and the largest eigenvalue of s."""
     values, vectors = jnp.linalg.eigh(s)
     largest = values[..., -1:]
     # Relative to the largest, for eps times a tiny one may be 0 in float32.
     relative = jnp.maximum(values / jnp.where(largest == 0, 1, largest), 0) + eps
     powers = jnp.where(largest == 0, 1, relative**-0.25 * largest**-0.25)
-    return (vectors * powers[..., None, :]) @ vectors.swapaxes(-1, -2)
+    return powers, vectors, largest
+
+
+@inverse_root.defjvp
+def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    # The root is smooth where the eigenvectors are not, at equal eigenvalues, which
+    # every factor of low rank has. Between p = a^(-1/4) and q = b^(-1/4), the quotient
+    # (p - q) / (a - b) is -(p q)^4 / ((p + q) (p^2 + q^2)): nothing cancels.
+    (s, eps), (ds, deps) = primals, tangents
+    powers, vectors, largest = _powers(s, eps)
+    p, q = powers[..., :, None], powers[..., None, :]
+    pq = p * q
+    quotient = -pq * (pq / (p + q)) * (pq**2 / (p**2 + q**2))
+    back = vectors.swapaxes(-1, -2)
+    inside = back @ ds @ vectors
+    shift = deps * largest + eps * inside[..., -1, -1:]
+    one = jnp.broadcast_to(jnp.eye(s.shape[-1], dtype=s.dtype), s.shape)
+    inside = quotient * (inside + shift[..., None] * one)
+    inside = jnp.where(largest[..., None] == 0, 0, inside)
+    root = (vectors * q) @ back
+    return root, vectors @ inside @ back

@@ -183,7 +183,9 @@ class Lookahead(LeafWrapper):
         fast = x - step
         slow = (1 - self.slow_step) * state.slow + self.slow_step * fast
         met = t % jnp.ceil(self.period) == 0
-        return Slow(jnp.where(met, slow, state.slow)), jnp.where(met, x - slow, step)
+        # From the new one alone, so that it can be written over the old one.
+        slow = jnp.where(met, slow, state.slow)
+        return Slow(slow), jnp.where(met, x - slow, step)
 
     def eval_leaf(self, state, x, t):
         return state.slow
