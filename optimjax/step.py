@@ -1,6 +1,7 @@
 """The compiled training step: gradients, rule and update in one dispatch."""
 
 import dataclasses
+import weakref
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -153,7 +154,7 @@ class Step(Generic[Model]):
         frame = framed(ties, layout, leaves, state.frozen)
         params, others, rest = frame.take(leaves)
         if self.donate:
-            params = self._givable(frame, params, (*others, *rest))
+            params = self._givable(params, (*others, *rest))
         whole = not any(map(is_traced, (*params, *others)[:1]))
         try:
             # The rule's numbers stay what they are: neither donated nor given back.
@@ -172,6 +173,9 @@ class Step(Generic[Model]):
             if "donated" in str(error) or "deleted" in str(error):
                 _explain_deleted(layout, leaves, state, batch, error)
             raise
+        if self.donate and whole:
+            arrays = _arrays(params, (*others, *rest))
+            self._known["arrays"] = list(map(weakref.ref, arrays))
         state = State(state.rule, inner, ties, state.frozen)
         return state, frame.rebuild(params, leaves), out
 
@@ -189,21 +193,18 @@ class Step(Generic[Model]):
             )
 
     def _givable(
-        self, frame: Frame, params: tuple[Any, ...], kept: tuple[Any, ...]
+        self, params: tuple[Any, ...], kept: tuple[Any, ...]
     ) -> tuple[Any, ...]:
         """`params`, with a copy of each that cannot be donated.
 
         A NumPy array's memory is the user's, and what was one array but is trained
-        apart, or trained beside a frozen one, is one buffer. Addresses are looked at
-        once for a frame, since after a step every array has a buffer of its own; that
-        no object stands twice, in every call.
+        apart, or trained beside a frozen one, is one buffer. Of what the last step
+        returned every array has a buffer of its own, so addresses are not looked at.
         """
-        everything = (*params, *kept)
-        alone = len(set(map(id, everything))) == len(everything)
-        numpy = any(issubclass(cls, np.ndarray) for cls in set(map(type, params)))
-        if alone and not numpy and frame in self._met:
+        arrays = _arrays(params, kept)
+        known = self._known.get("arrays", ())
+        if len(known) == len(arrays) and all(map(_same, known, arrays)):
             return params
-        self._met.add(frame)
         seen = {*map(buffer, kept)}
         own = []
         for x in params:
@@ -216,8 +217,9 @@ class Step(Generic[Model]):
         return tuple(own)
 
     @cached_property
-    def _met(self) -> set[Frame]:
-        return set()
+    def _known(self) -> dict[str, list[Any]]:
+        """Weak references to what the last step returned, and to what it kept."""
+        return {}
 
     @cached_property
     def _one(self) -> Any:
@@ -346,6 +348,15 @@ class Step(Generic[Model]):
         state, slots = descend(state, slots, summed, **context)
         new = tuple(slots[names[i]] for i in frame.trained)
         return state.inner, new, (value, aux) if self.has_aux else value
+
+
+def _arrays(params: tuple[Any, ...], kept: tuple[Any, ...]) -> list[Any]:
+    """`params`, and of what is kept those whose buffers can be shared with them."""
+    return [*params, *(x for x in kept if isinstance(x, jax.Array))]
+
+
+def _same(reference: Any, x: Any) -> bool:
+    return reference() is x
 
 
 def _uphill(

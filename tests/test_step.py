@@ -344,3 +344,24 @@ def test_frozen_slots_need_no_gradient():
     same_bits(new["a"], model["a"])
     with pytest.raises(AssertionError, match="differentiated"):
         step(oj.thaw(state), model)
+
+
+def test_a_second_model_with_a_shared_buffer_can_be_donated():
+    step = oj.make_step(lambda m: jnp.sum(m["a"] ** 2) + m["b"].sum(), donate=True)
+
+    def run(model):
+        return step(oj.setup(oj.SGD(0.1), model, ties=None), model)[1]
+
+    run({"a": jnp.ones(3), "b": jnp.ones(3)})
+    a = jnp.ones(3)
+    new = run({"a": a, "b": jax.device_put(a, jax.devices()[0])})
+    np.testing.assert_allclose(new["a"], 0.8, rtol=1e-6)
+    np.testing.assert_allclose(new["b"], 0.9, rtol=1e-6)
+
+
+def test_sharpness_of_a_model_that_is_all_frozen():
+    model = {"a": jnp.ones(3), "b": jnp.ones(2)}
+    state = oj.freeze(oj.setup(oj.SGD(0.1), model), "*")
+    step = oj.make_step(lambda m: m["a"].sum(), sam=0.1)
+    _, new, value = step(state, model)
+    assert float(value) == 3.0 and new["a"] is model["a"]
