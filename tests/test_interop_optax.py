@@ -279,3 +279,23 @@ def test_counts_for_optax_are_steps_of_the_rule_and_not_calls(inner, rng):
         state_to_optax(state, params, tx.init(params)), "count"
     )
     assert [int(count) for _, count in counts] == [2] * len(counts) and counts
+
+
+@pytest.mark.parametrize(
+    ("rule", "tx"),
+    [
+        (oj.Adam(0.1), optax.adam(0.1)),
+        (oj.SGD(0.1, momentum=0.9), optax.sgd(0.1, momentum=0.9)),
+    ],
+    ids=["Adam", "SGD"],
+)
+def test_slots_that_count_alone_take_their_count_from_optax(rule, tx):
+    params = {"a": jnp.ones(3), "b": jnp.ones(3)}
+    theirs = tx.init(params)
+    for _ in range(5):
+        _, theirs = tx.update(params, theirs, params)
+    state = oj.thaw(oj.freeze(oj.setup(rule, params), "b"))  # b counts alone
+    _, new = oj.update(state_from_optax(state, theirs), params, params)
+    updates, _ = tx.update(params, theirs, params)
+    for path, x in optax.apply_updates(params, updates).items():
+        np.testing.assert_allclose(new[path], x, rtol=1e-6)

@@ -295,8 +295,10 @@ def state_from_optax(state: State, opt_state: PyTree) -> State:
         if not isinstance(node, Count):
             return node
         node = dataclasses.replace(node, count=jnp.asarray(count, jnp.int32))
-        inner = {"inner": filled(node.inner)} if hasattr(node, "inner") else {}
-        return dataclasses.replace(node, **inner)
+        more = {"inner": filled(node.inner)} if hasattr(node, "inner") else {}
+        if isinstance(node, LeafState):  # optax has one count for all
+            more["own"] = Slots((p, jnp.array(count, jnp.int32)) for p in node.own)
+        return dataclasses.replace(node, **more)
 
     def filled(tree: PyTree) -> PyTree:
         return jax.tree.map(counted, tree, is_leaf=lambda x: isinstance(x, Count))
