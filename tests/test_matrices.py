@@ -305,3 +305,47 @@ def test_shampoo_is_differentiated_where_eigenvalues_are_equal(normal):
         rows, columns = (x.astype(jnp.float64) for x in (rows, columns))
         slope, h = jax.jit(jax.grad(loss))(0.01), 1e-6
         close(slope, (loss(0.01 + h) - loss(0.01 - h)) / (2 * h), rtol=1e-6)
+
+
+@pytest.mark.parametrize("prescale", ["frobenius", "spectral", "schatten", "aol"])
+def test_no_prescale_loses_a_huge_gradient(prescale, normal):
+    x, g = {"w": normal(4, 3)}, normal(4, 3)
+    rule = oj.Muon(1.0, prescale=prescale, eps=1e-30)
+    small, huge = (
+        rule.apply(rule.init(x), x, {"w": scale * g})[1]["w"]
+        for scale in (1.0, 2.0**80)
+    )
+    assert float(jnp.abs(small).max()) > 0.1
+    close(huge, small)
+
+
+def test_shampoo_is_differentiated_where_a_gradient_is_zero():
+    inputs = jnp.array([[1.0, 2.0, 0.0]])
+
+    def loss(rate):
+        model = {"w": jnp.ones((3, 2))}
+        state = oj.setup(oj.Shampoo(rate), model)
+        for _ in range(2):
+            grads = jax.grad(lambda m: jnp.sum(jnp.tanh(inputs @ m["w"]) ** 2))(model)
+            state, model = oj.update(state, model, grads)
+        return jnp.sum(model["w"] ** 2)
+
+    with jax.enable_x64(True):
+        inputs, h = inputs.astype(jnp.float64), 1e-6
+        slope = jax.jit(jax.grad(loss))(0.01)
+        close(slope, (loss(0.01 + h) - loss(0.01 - h)) / (2 * h), rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e15])
+def test_the_derivative_of_shampoo_knows_no_scale(scale, normal):
+    """Its steps are alike for gradients of any size, so are their derivatives."""
+    w, rule = normal(4, 3), oj.Shampoo(0.1, start=0, graft="sign")
+
+    def after(factor):
+        x = {"w": w}
+        state, steps = rule.init(x), None
+        for _ in range(2):
+            state, steps = rule.apply(state, x, {"w": scale * factor * jnp.tanh(w)})
+        return jnp.sum(steps["w"] * w)
+
+    assert abs(float(jax.grad(after)(1.0))) < 1e-4

@@ -365,9 +365,14 @@ def length(x: Array) -> Array:
 
     Squares of numbers from 1e19 on are infinite in float32; so none of those is taken.
     """
-    largest = lax.stop_gradient(jnp.max(jnp.abs(x), initial=0))
-    scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
+    scale = largest(x)
     return scale * root(jnp.sum(abs_sq(x / scale)))
+
+
+def largest(x: Array) -> Array:
+    """The largest magnitude, a constant to derivatives; 1 if it is 0 or not finite."""
+    most = lax.stop_gradient(jnp.max(jnp.abs(x), initial=0))
+    return jnp.where((most > 0) & jnp.isfinite(most), most, 1)
 
 
 def unit(x: Array) -> Array:

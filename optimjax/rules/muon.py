@@ -11,7 +11,7 @@ from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.options import at_least_one, one_of
 from optimjax.rule import rule
 from optimjax.rules.adam import momentum
-from optimjax.rules.matrix import MatrixRule, length, unit
+from optimjax.rules.matrix import MatrixRule, largest, length, unit
 
 __all__ = ["AdaMuon", "Muon", "NorMuon", "orthogonalize"]
 
@@ -83,15 +83,17 @@ def orthogonalize(
         room = 1.02 if coefficients == "polar_express" else 1.0
         x = x / (room * length(x) + eps)
     elif prescale == "spectral":
-        largest = jnp.linalg.norm(widen(x), 2)  # there is no decomposition in 16 bits
-        x = x / (largest.astype(x.real.dtype) + eps)
+        sigma = jnp.linalg.norm(widen(x), 2)  # there is no decomposition in 16 bits
+        x = x / (sigma.astype(x.real.dtype) + eps)
     else:
+        scale = largest(x)
+        x = x / scale
         gram = x @ x.T.conj()
         if prescale == "schatten":
             square = length(gram)
         else:
             square = jnp.sum(jnp.abs(gram), axis=1, keepdims=True)
-        x = x / jnp.sqrt(jnp.maximum(square, eps))
+        x = x / jnp.sqrt(jnp.maximum(square, eps / scale / scale))
     for i in range(iterations):
         a, b, c = triples[min(i, len(triples) - 1)]
         gram = x @ x.T.conj()

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from optimjax.arrays import abs_sq, zeros_like
+from optimjax.arrays import abs_sq, root, zeros_like
 from optimjax.hyper import NOT_NEGATIVE, Hyper
 from optimjax.options import at_least_one, one_of
 from optimjax.rule import rule
@@ -85,7 +85,7 @@ class Shampoo(Kronecker):
     }
     positive: ClassVar = ("eps",)
 
-    learning_rate: Hyper = 1e-3
+    learning_rate: Hyper = 1e-4
     b1: Hyper = 0.9
     b2: Hyper = 0.999
     eps: Hyper = 1e-6
@@ -145,8 +145,8 @@ class Shampoo(Kronecker):
         g = unit(g) if self.graft == "normalized" else g
         summed = self.graft == "adagrad"
         new = a + abs_sq(g) if summed else self.b2 * a + w * abs_sq(g)
-        root = jnp.sqrt(new) + self.graft_eps
-        return new, g / jnp.where(root == 0, 1, root)
+        size = root(new) + self.graft_eps
+        return new, g / jnp.where(size == 0, 1, size)
 
 
 def cut(x: Array, size: int | None) -> Array:
@@ -174,18 +174,18 @@ def joined(blocks: Array, like: Array) -> Array:
 @jax.custom_jvp
 def inverse_root(s: Array, eps: Array) -> Array:
     """(s + eps * max(s) * 1)^(-1/4) of symmetric matrices; of zeros the identity."""
-    powers, vectors, _ = _powers(s, eps)
-    return (vectors * powers[..., None, :]) @ vectors.swapaxes(-1, -2)
+    powers, vectors, _, scale = _powers(s, eps)
+    return (vectors * (powers * scale)[..., None, :]) @ vectors.swapaxes(-1, -2)
 
 
-def _powers(s: Array, eps: Array) -> tuple[Array, Array, Array]:
-    """The root's eigenvalues and its eigenvectors; and the largest eigenvalue of s."""
+def _powers(s: Array, eps: Array) -> tuple[Array, Array, Array, Array]:
+    """The root's eigenvalues but for a scale, its eigenvectors, the largest eigenvalue
+    of s (0: 1), and the scale: eps times a tiny one may be 0 in float32."""
     values, vectors = jnp.linalg.eigh(s)
-    largest = values[..., -1:]
-    # Relative to the largest, for eps times a tiny one may be 0 in float32.
-    relative = jnp.maximum(values / jnp.where(largest == 0, 1, largest), 0) + eps
-    powers = jnp.where(largest == 0, 1, relative**-0.25 * largest**-0.25)
-    return powers, vectors, largest
+    zero = values[..., -1:] == 0
+    largest = jnp.where(zero, 1, values[..., -1:])
+    powers = (jnp.maximum(values / largest, 0) + eps) ** -0.25
+    return jnp.where(zero, 1, powers), vectors, largest, largest**-0.25
 
 
 @inverse_root.defjvp
@@ -194,15 +194,15 @@ def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
     # every factor of low rank has. Between p = a^(-1/4) and q = b^(-1/4), the quotient
     # (p - q) / (a - b) is -(p q)^4 / ((p + q) (p^2 + q^2)): nothing cancels.
     (s, eps), (ds, deps) = primals, tangents
-    powers, vectors, largest = _powers(s, eps)
+    powers, vectors, largest, scale = _powers(s, eps)
     p, q = powers[..., :, None], powers[..., None, :]
     pq = p * q
     quotient = -pq * (pq / (p + q)) * (pq**2 / (p**2 + q**2))
     back = vectors.swapaxes(-1, -2)
-    inside = back @ ds @ vectors
-    shift = deps * largest + eps * inside[..., -1, -1:]
+    inside = back @ (ds / largest[..., None]) @ vectors
+    shift = deps + eps * inside[..., -1, -1:]
     one = jnp.broadcast_to(jnp.eye(s.shape[-1], dtype=s.dtype), s.shape)
     inside = quotient * (inside + shift[..., None] * one)
-    inside = jnp.where(largest[..., None] == 0, 0, inside)
-    root = (vectors * q) @ back
-    return root, vectors @ inside @ back
+    inside = jnp.where(jnp.any(s != 0, (-2, -1), keepdims=True), inside, 0)
+    scale = scale[..., None]
+    return (vectors * (q * scale)) @ back, vectors @ (inside * scale) @ back
