@@ -174,7 +174,10 @@ def present(axes: int | tuple[int, ...], shape: Shape) -> Shape:
     absent = [axis for axis in wanted if not -len(shape) <= axis < len(shape)]
     if absent:
         raise ValueError(f"shape {shape}, which has no axis {absent[0]}")
-    return tuple(axis % len(shape) for axis in wanted)
+    counted = tuple(axis % len(shape) for axis in wanted)
+    if len(set(counted)) < len(counted):
+        raise ValueError(f"shape {shape}, of which {wanted} are not different axes")
+    return counted
 
 
 def _size(shape: Shape, axes: Shape) -> int:

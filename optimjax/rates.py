@@ -51,7 +51,8 @@ def learning_rates(
         remedy = (
             "Inside it, one rule with a `learning_rate` is to act on each of them. A "
             "rule that finds its own, such as Prodigy, has a `weight_decay` or takes "
-            "an independent one; a wrapper that does, such as Mechanic, goes around."
+            "one with how='independent'; a wrapper that does, such as Mechanic, goes "
+            "around."
         )
         raise ValueError(complain(owner, problems, remedy))
     arrays: dict[int, Array] = {}  # one for all slots that share a rate

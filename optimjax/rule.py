@@ -31,7 +31,7 @@ from optimjax.hyper import (
     spelled,
     where_field,
 )
-from optimjax.paths import Path, Slots
+from optimjax.paths import Path, Slots, complain
 from optimjax.treewide import PyTree, spread, steps_like
 
 __all__ = ["Rule", "rule"]
@@ -347,7 +347,10 @@ class Rule:
             elif self._kinds.get(name) == "where":
                 chosen[name] = value is None or bool(value(path, leaf, owner))
             elif self._kinds.get(name) == "axes" and value is not None:
-                chosen[name] = value(path, leaf, owner)
+                chosen[name] = axes = value(path, leaf, owner)
+                if not isinstance(axes, Axes):
+                    what = f"axes are {axes!r}, expected Axes(...)"
+                    raise TypeError(complain(owner, {path: what}))
             elif self._kinds.get(name) == "axes" and name not in self._optional:
                 chosen[name] = Axes()
             elif self._kinds.get(name) == "option" and isinstance(value, PerPath):

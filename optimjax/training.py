@@ -79,12 +79,14 @@ def setup(
             f"setup: rule is a {type(rule).__name__}, expected an optimjax rule such "
             "as Adam(1e-3). The order is setup(rule, model)."
         )
-    hidden = [r for r in every_rule(rule) if r.per_example and not per_example(rule)]
+    first = per_example(rule)
+    hidden = [r for r in every_rule(rule) if r.per_example][first:]
     if hidden:
         name = type(hidden[0]).__name__
         raise ValueError(
             f"setup: {rule!r} would show {name} gradients that are summed over "
-            f"examples. Let it come first: Chain({name}(...), ...)."
+            f"examples. Let it come first: Chain({name}(...), ...), and once. (It "
+            "does not go with LossScaling.)"
         )
     shapes = [isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(model)]
     model = jax.tree.map(_as_array, model) if any(shapes) else model

@@ -73,6 +73,7 @@ def test_matrices_are_the_ones_that_are_meant():
     [
         (oj.Axes(outputs=2), "shape (4, 6), which has no axis 2"),
         (oj.Axes(batch=(0, 1)), "an axis is of outputs and of batch"),
+        (oj.Axes(outputs=(1, -1)), "of which (1, -1) are not different axes"),
         (oj.Axes(outputs=(0, 1)), "without a matrix"),
         (oj.Axes(split=(-1, 4)), "axis 1 cannot be split into 4"),
         (oj.Axes(split=(0, (2, 1))), "axis 0 cannot be split into (2, 1)"),
@@ -160,3 +161,8 @@ NAMES = {
 def test_hidden_matrices(path):
     assert oj.hidden_matrices(path, draw(4, 6)) == NAMES[path]
     assert not oj.hidden_matrices(path, draw(6))
+
+
+def test_a_function_that_returns_no_axes_names_the_path():
+    with pytest.raises(TypeError, match=r"'body/w': axes are None, expected Axes"):
+        oj.setup(oj.Muon(axes=lambda path, x: None), {"body": {"w": draw(4, 6)}})

@@ -288,6 +288,7 @@ def test_per_example_is_for_private_gradients():
     private = oj.PrivateGradients(1.0, 1.0)
     for late in (
         oj.Chain(oj.ClipByGlobalNorm(1.0), private, oj.SGD(0.1)),
+        oj.Chain(private, private, oj.SGD(0.1)),
         oj.Accumulate(private),
         oj.Partition({"all": oj.Chain(private, oj.SGD(0.1))}, {"*": "all"}),
     ):
