@@ -300,6 +300,7 @@ def table(results):
         for name, r in results.items()
     ]
     lines += ["", *(f"{name:<10}  {MEANING[name]}" for name in results)]
+    lines += ["", "The losses differ by what another seed makes; see the others' cost."]
     return "\n".join(lines)
 
 

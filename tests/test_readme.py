@@ -20,7 +20,7 @@ def run(blocks, name):
 def test_code_blocks_run(capsys):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     run(blocks, README.name)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     assert "head" in capsys.readouterr().out
 
 
