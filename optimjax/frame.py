@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from optimjax.arrays import is_numeric
-from optimjax.layout import Layout
+from optimjax.layout import Layout, Places, put
 from optimjax.paths import Path, picker
 from optimjax.ties import Ties
 
@@ -71,15 +71,20 @@ class Frame:
         return self.layout.scatter(self.slots(params, others), leaves)
 
     @cached_property
-    def _positions(self) -> list[list[int]]:
-        """Of the trained slots' arrays, the frozen ones', and all other arrays."""
-        firsts = self.layout.firsts
-        slots = [[firsts[i] for i in each] for each in (self.trained, self.frozen)]
-        return [*slots, list(self.arrays)]
+    def _first(self) -> list[int]:
+        """The leaf that is the first place of each trained slot."""
+        return [self.layout.positions[i][0][0] for i in self.trained]
+
+    @cached_property
+    def _tied(self) -> list[tuple[int, Places]]:
+        """(number among the trained, places) of the slots that have several."""
+        every = [self.layout.positions[i] for i in self.trained]
+        return [(n, places) for n, places in enumerate(every) if len(places) > 1]
 
     @cached_property
     def _pickers(self) -> list[Callable[[list[Any]], tuple[Any, ...]]]:
-        return [picker(each) for each in self._positions]
+        frozen = [self.layout.positions[i][0][0] for i in self.frozen]
+        return [picker(each) for each in (self._first, frozen, self.arrays)]
 
     def take(self, leaves: list[Any]) -> list[tuple[Any, ...]]:
         """The arrays of the trained slots, of the frozen ones, and all others."""
@@ -88,9 +93,11 @@ class Frame:
     def rebuild(self, params: tuple[Any, ...], leaves: list[Any]) -> Any:
         """The model, outside: everything that was not trained is the object it was."""
         leaves = list(leaves)
-        for i, x in zip(self._positions[0], params, strict=True):
+        for i, x in zip(self._first, params, strict=True):
             leaves[i] = x
-        return self.layout.tied(leaves)
+        for n, places in self._tied:
+            put(params[n], places, leaves)
+        return self.layout.structure.unflatten(leaves)
 
     def slots(
         self, params: tuple[Any, ...], others: tuple[Any, ...]

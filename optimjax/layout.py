@@ -75,39 +75,16 @@ class Layout:
         return {}
 
     @cached_property
-    def firsts(self) -> list[int]:
-        """The leaf that is the first place of each slot, and holds its array."""
-        return [places[0][0] for places in self.positions]
-
-    @cached_property
     def gather(self) -> Callable[[list[Any]], tuple[Array, ...]]:
         """A function of the leaves: the array of each slot."""
-        return picker(self.firsts)
-
-    @cached_property
-    def shared(self) -> list[Places]:
-        """The places of the slots that have several."""
-        return [places for places in self.positions if len(places) > 1]
+        return picker([places[0][0] for places in self.positions])
 
     def scatter(self, arrays: Mapping[Path, Array], leaves: list[Any]) -> Any:
-        """The model with `arrays` at all their places; other leaves as in `leaves`.
-
-        The places of a slot without an array (a frozen one) follow its first.
-        """
+        """The model with `arrays` at all their places; other leaves as in `leaves`."""
         leaves = list(leaves)
-        for name, i in zip(self.names, self.firsts, strict=True):
+        for name, places in zip(self.names, self.positions, strict=True):
             if arrays.get(name) is not None:
-                leaves[i] = arrays[name]
-        return self.tied(leaves)
-
-    def tied(self, leaves: list[Any]) -> Any:
-        """The model of `leaves`, which change: the first place of a slot in all."""
-        for (first, _), *others in self.shared:
-            made: dict[Transform, Any] = {}  # once for each transform
-            for i, transform in others:
-                if transform is not None and transform not in made:
-                    made[transform] = transform(leaves[first])
-                leaves[i] = leaves[first] if transform is None else made[transform]
+                put(arrays[name], places, leaves)
         return self.structure.unflatten(leaves)
 
     def accumulate(self, leaves: list[Any], grads: Any) -> Slots:
@@ -257,3 +234,12 @@ def _misfit(leaf: Any, g: Any) -> str | None:
             f"gradient has dtype {dtype.name}, expected a real one like its parameter"
         )
     return None
+
+
+def put(array: Any, places: Places, leaves: list[Any]) -> None:
+    """`array`, in `leaves` at all its places."""
+    made: dict[Transform, Any] = {}  # once for each transform
+    for i, transform in places:
+        if transform is not None and transform not in made:
+            made[transform] = transform(array)
+        leaves[i] = array if transform is None else made[transform]

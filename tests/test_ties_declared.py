@@ -198,22 +198,3 @@ def test_declared_tie_and_a_model_that_drifted_apart():
         _, new = oj.update(state, model, Pair(w, None))
         close(new.encoder, 0.5 * w)
         close(new.decoder, 0.5 * (w if transform is None else w.T))
-
-
-@pytest.mark.parametrize("place", ["e", ("e", jnp.negative)], ids=["same", "negative"])
-def test_places_of_a_frozen_array_follow_its_first(place):
-    """The step sees them follow; so does who goes on with the model."""
-    model = {"e": jnp.ones(2), "h": jnp.zeros(2), "b": jnp.ones(2)}
-    with pytest.warns(UserWarning, match="The first update will overwrite them"):
-        state = oj.setup(oj.SGD(0.1), model, ties={"h": place})
-    state = oj.freeze(state, "e")
-    expected = jnp.ones(2) if place == "e" else -jnp.ones(2)
-    step = oj.make_step(lambda m: jnp.sum(m["h"] * m["b"]))
-    _, by_step, value = step(state, model)
-    grads = jax.tree.map(jnp.ones_like, model)
-    _, by_update = oj.update(state, model, grads)
-    assert float(value) == float(expected.sum())
-    for new in (by_step, by_update):
-        np.testing.assert_array_equal(new["h"], expected)
-        assert new["e"] is model["e"]
-        assert (new["h"] is new["e"]) == (place == "e")
