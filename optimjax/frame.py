@@ -73,7 +73,7 @@ class Frame:
     @cached_property
     def _first(self) -> list[int]:
         """The leaf that is the first place of each trained slot."""
-        return [self.layout.positions[i][0][0] for i in self.trained]
+        return [self.layout.firsts[i] for i in self.trained]
 
     @cached_property
     def _tied(self) -> list[tuple[int, Places]]:
@@ -83,7 +83,7 @@ class Frame:
 
     @cached_property
     def _pickers(self) -> list[Callable[[list[Any]], tuple[Any, ...]]]:
-        frozen = [self.layout.positions[i][0][0] for i in self.frozen]
+        frozen = [self.layout.firsts[i] for i in self.frozen]
         return [picker(each) for each in (self._first, frozen, self.arrays)]
 
     def take(self, leaves: list[Any]) -> list[tuple[Any, ...]]:

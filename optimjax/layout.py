@@ -75,9 +75,14 @@ class Layout:
         return {}
 
     @cached_property
+    def firsts(self) -> list[int]:
+        """The leaf that is the first place of each slot, and holds its array."""
+        return [places[0][0] for places in self.positions]
+
+    @cached_property
     def gather(self) -> Callable[[list[Any]], tuple[Array, ...]]:
         """A function of the leaves: the array of each slot."""
-        return picker([places[0][0] for places in self.positions])
+        return picker(self.firsts)
 
     def scatter(self, arrays: Mapping[Path, Array], leaves: list[Any]) -> Any:
         """The model with `arrays` at all their places; other leaves as in `leaves`."""

@@ -49,7 +49,8 @@ class Shampoo(Kronecker):
 
     Args:
         learning_rate: factor of all steps, >= 0. As m is a sum, 1 / (1 - b1) times the
-            mean, and a begins at 0, it wants to be 10 to 30 times below Adam's.
+            mean, and a begins at 0, it wants to be 10 to 30 times below Adam's: where
+            that learns at its 1e-3, give 1e-4.
         b1: decay of the momentum, in [0, 1).
         b2: decay of both factors, in [0, 1]; 1 for sums.
         eps: added to the eigenvalues, relative to the largest, > 0.
@@ -85,7 +86,7 @@ class Shampoo(Kronecker):
     }
     positive: ClassVar = ("eps",)
 
-    learning_rate: Hyper = 1e-4
+    learning_rate: Hyper = 1e-3
     b1: Hyper = 0.9
     b2: Hyper = 0.999
     eps: Hyper = 1e-6
